@@ -1,0 +1,186 @@
+"""Every setting and every default, each written once. Flags and request fields are built from these classes.
+
+Values are checked where an object is made, so the rest of the package trusts them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import ClassVar
+
+from racer_local.errors import ConfigError
+
+MAX_SEQUENCES = 256
+"""llama.cpp's LLAMA_MAX_SEQ: the most sequences that one context can hold."""
+
+MAX_NODES = MAX_SEQUENCES
+"""The largest draft tree, root counted: its leaves and one spare sequence must fit into MAX_SEQUENCES."""
+
+DRAFTERS = ("none", "lookup", "logits", "retrieval", "paper", "racer")
+KV_TYPES = ("f16", "bf16", "q8_0", "f32")
+FLASH_ATTN = ("auto", "on", "off")
+
+
+def cache_home() -> Path:
+    """The folder for models and measurements: $RACER_LOCAL_HOME, else the user's cache folder."""
+    if home := os.environ.get("RACER_LOCAL_HOME"):
+        return Path(home).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "racer_local"
+
+
+def usable_cpus() -> int:
+    """Number of CPUs that this process may run on: affinity and, on Linux, the cgroup's quota."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()[:2]
+        if quota != "max":
+            cpus = min(cpus, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    return cpus
+
+
+@cache
+def default_threads() -> int:
+    """One thread a usable physical core.
+
+    Every operation of a forward ends in a spinning barrier, so a thread too many is a cliff, not a slope.
+    """
+    cores = set()
+    for cpu in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology"):
+        try:
+            cores.add(((cpu / "physical_package_id").read_text(), (cpu / "core_id").read_text()))
+        except OSError:
+            continue
+    return min(usable_cpus(), len(cores) or usable_cpus())
+
+
+def _check(name: str, value: float, low: float, high: float, what: str = "") -> None:
+    if not low <= value <= high:
+        raise ConfigError(f"{name} is {value}; it must be from {low} to {high}{what and ' ' + what}")
+
+
+def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """How a GGUF file is loaded (llama_model_params)."""
+
+    gpu_layers: int = -1
+    """Layers kept on the GPU; -1 is all of them. A build without a GPU backend ignores it."""
+    options: Mapping[str, int | float | bool] = field(default_factory=dict)
+    """Further fields of llama_model_params by their own name, for example {"main_gpu": 1}."""
+
+    def __post_init__(self) -> None:
+        _check("gpu_layers", self.gpu_layers, -1, 100_000)
+
+
+@dataclass(frozen=True)
+class ContextConfig:
+    """How a context is opened (llama_context_params)."""
+
+    n_ctx: int = 4096
+    """Tokens of prompt and answer together."""
+    n_batch: int = 512
+    """Prompt tokens of one forward."""
+    threads: int | None = None
+    """Threads of a forward; None is one a usable physical core."""
+    flash_attn: str = "auto"
+    """auto: off on a CPU, where it makes each drafted node dear; on where layers are offloaded."""
+    kv_type: str = "f16"
+    """Type of the cached keys and values."""
+    options: Mapping[str, int | float | bool] = field(default_factory=dict)
+    """Further fields of llama_context_params by their own name, for example {"rope_freq_base": 1e6}."""
+
+    def __post_init__(self) -> None:
+        _check("n_ctx", self.n_ctx, 8, 1 << 24)
+        _check("n_batch", self.n_batch, 1, 1 << 16)
+        if self.threads is not None:
+            _check("threads", self.threads, 1, 512, f"(this machine: {default_threads()})")
+        _check_choice("flash_attn", self.flash_attn, FLASH_ATTN)
+        _check_choice("kv_type", self.kv_type, KV_TYPES)
+        if self.kv_type == "q8_0" and self.flash_attn == "off":
+            raise ConfigError("kv_type q8_0 needs flash attention; pass flash_attn on, or kv_type f16")
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """The sampler chain, in llama.cpp's order: penalties, top-k, top-p, min-p, temperature, draw."""
+
+    temperature: float = 0.0
+    """0 is greedy: always the likeliest token, the lowest id at a tie."""
+    top_k: int = 40
+    """0 is off."""
+    top_p: float = 0.95
+    """1 is off."""
+    min_p: float = 0.05
+    """0 is off."""
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    penalty_last_n: int = 64
+    """Tokens that the penalties look back on, the prompt's included; -1 is the whole context."""
+    seed: int | None = None
+    """None or -1 is a fresh random seed for every answer."""
+
+    def __post_init__(self) -> None:
+        _check("temperature", self.temperature, 0, 100)
+        _check("top_k", self.top_k, 0, 1 << 30)
+        _check("top_p", self.top_p, 0, 1)
+        _check("min_p", self.min_p, 0, 1)
+        _check("repeat_penalty", self.repeat_penalty, 0.01, 100)
+        _check("frequency_penalty", self.frequency_penalty, -2, 2)
+        _check("presence_penalty", self.presence_penalty, -2, 2)
+        _check("penalty_last_n", self.penalty_last_n, -1, 1 << 24)
+        if self.seed is not None:
+            _check("seed", self.seed, -1, 0xFFFFFFFE)
+
+    @property
+    def penalizes(self) -> bool:
+        return (self.repeat_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """What is drafted. The numbers are the paper's where it gives any."""
+
+    draft: str = "racer"
+    """Name of the drafter, one of DRAFTERS."""
+    max_nodes: int | None = None
+    """Nodes of a draft tree, root counted; None is the drafter's own budget (see `nodes`)."""
+    breadth: int = 8
+    """k: next tokens kept per vocabulary id ("copy-logit")."""
+    ngram: int = 10
+    """n: the longest n-gram in the retrieval trie."""
+    trie_nodes: int = 10_000
+    """Most nodes of that trie; beyond it the least recently used leaf is evicted."""
+    lookup_ngram: int = 3
+    """Prompt lookup: the longest suffix that is looked up."""
+
+    NODES: ClassVar[Mapping[str, int]] = {"none": 1, "lookup": 11, "logits": 64, "retrieval": 64, "paper": 64, "racer": 8}
+
+    def __post_init__(self) -> None:
+        _check_choice("draft", self.draft, DRAFTERS)
+        if self.max_nodes is not None:
+            _check("max_nodes", self.max_nodes, 1, MAX_NODES, "(the root counts)")
+        _check("breadth", self.breadth, 1, 64)
+        _check("ngram", self.ngram, 2, 64)
+        _check("trie_nodes", self.trie_nodes, 8 * self.ngram, 1 << 24)
+        _check("lookup_ngram", self.lookup_ngram, 1, 64)
+
+    @property
+    def nodes(self) -> int:
+        """The budget in force, root counted."""
+        return self.NODES[self.draft] if self.max_nodes is None else self.max_nodes

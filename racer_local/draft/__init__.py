@@ -1,0 +1,79 @@
+"""The Drafter protocol, and the drafters by name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from racer_local.config import DraftConfig
+from racer_local.tree import DraftTree, Int32s, Limit, NodeIds, Tokens
+
+
+@dataclass(frozen=True, eq=False)
+class TopK:
+    """The k likeliest next tokens after each node of an evaluated tree."""
+
+    ids: Int32s
+    """[n, k] vocabulary ids, likeliest first; -1 where there are fewer."""
+    logits: NDArray[np.float32]
+    """[n, k] their logits."""
+
+    @classmethod
+    def of(cls, rows: NDArray[np.float32], k: int) -> TopK:
+        """From logits [n, vocabulary]."""
+        from racer_local.kernels.topk import top_k
+
+        ids, logits = np.empty((len(rows), k), np.int32), np.empty((len(rows), k), np.float32)
+        top_k(rows, ids, logits)
+        return cls(ids, logits)
+
+
+class Drafter(Protocol):
+    """Guesses what the target will say next. It never touches the target."""
+
+    breadth: int
+    """The k of the TopK that `observe` wants; 0 for a drafter that learns nothing from logits."""
+
+    def begin(self, prompt: Tokens) -> None:
+        """A new prompt. What was learned from earlier ones is kept."""
+        ...
+
+    def draft(self, root: int, limit: Limit) -> DraftTree:
+        """A tree from the last emitted token on, within `limit`; a lone root is a legal answer.
+
+        End tokens are never drafted: what follows them is not wanted, and as a bonus token they come free.
+        """
+        ...
+
+    def observe(self, tree: DraftTree, top_k: TopK) -> None:
+        """What the target thinks after every evaluated node, rejected ones too; a prompt comes as chains."""
+        ...
+
+    def accept(self, path: NodeIds, bonus: int) -> None:
+        """The nodes of the last draft that became text, root first, and the token emitted after them."""
+        ...
+
+
+def make_drafter(config: DraftConfig, n_vocab: int, end_tokens: Collection[int] = ()) -> Drafter:
+    """The drafter that `config` names. `end_tokens` are never drafted."""
+    from racer_local.draft.none import NoDrafter
+
+    if config.draft == "none" or config.nodes == 1:
+        return NoDrafter()
+    module, name = {
+        "lookup": ("lookup", "LookupDrafter"),
+        "logits": ("logits", "LogitsDrafter"),
+        "retrieval": ("retrieval", "RetrievalDrafter"),
+        "paper": ("paper", "PaperDrafter"),
+        # The paper's tree under a budget that a CPU can bear, until drafts know what they cost.
+        "racer": ("paper", "PaperDrafter"),
+    }[config.draft]
+    banned = np.zeros(n_vocab, np.bool_)
+    banned[list(end_tokens)] = True
+    drafter: Drafter = getattr(import_module(f"{__name__}.{module}"), name)(config, banned)
+    return drafter

@@ -1,0 +1,123 @@
+"""The loop: draft, verify, accept. It knows token ids, one Target, one Drafter and one Sampler, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from time import perf_counter
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from racer_local.draft import Drafter, TopK
+from racer_local.errors import ConfigError, ContextFullError
+from racer_local.stats import GenerationStats
+from racer_local.target import Rows, Target, never
+from racer_local.tree import DraftTree, Limit, NodeIds, Tokens
+from racer_local.verify import verify
+
+
+class Sampler(Protocol):
+    """The full sampler chain; its state sees only the prompt and emitted tokens, in order."""
+
+    def begin(self, prompt: Tokens) -> None: ...
+
+    def draw(self, logits: NDArray[np.float32]) -> int:
+        """The next token after the row `logits`, [vocabulary]; one draw, noted as emitted."""
+        ...
+
+
+class Emitted(NamedTuple):
+    """One token of the answer. `logits` is the row it was drawn from, valid until the next token is asked for."""
+
+    token: int
+    logits: NDArray[np.float32]
+
+
+def generate(
+    target: Target,
+    drafter: Drafter,
+    sampler: Sampler,
+    prompt: Tokens,
+    *,
+    max_tokens: int,
+    end_tokens: Collection[int] = (),
+    stats: GenerationStats | None = None,
+    cancelled: Callable[[], bool] = never,
+) -> Iterator[Emitted]:
+    """Answer `prompt`, token by token, until an end token (not emitted), `max_tokens` or a full context.
+
+    Plain decoding is this loop with a drafter that drafts nothing. Closing the iterator early is safe: the
+    cache then holds the prompt and what was emitted, less the last token, which is the next root.
+
+    Raises ContextFullError when the prompt leaves no room for a token, ConfigError when it is empty.
+    """
+    stats = GenerationStats() if stats is None else stats
+    left = min(max_tokens, _room(target, prompt))
+    if left > 0:
+        _prefill(target, drafter, sampler, prompt, stats, cancelled)
+    root, stats.finish_reason = int(prompt[-1]), "length"
+
+    while left > 0 and stats.finish_reason == "length":
+        if cancelled():
+            stats.finish_reason = "cancelled"
+            return
+        with stats.decoding():
+            with stats.drafting():
+                tree = drafter.draft(root, Limit(target.max_nodes, target.max_leaves, depth=left - 1))
+            rows = target.evaluate(tree)
+        kept: NodeIds = []
+        try:
+            with stats.decoding():
+                path, bonus = verify(tree, lambda node, rows=rows: sampler.draw(rows[node]))  # type: ignore[misc]
+                with stats.drafting():
+                    if drafter.breadth:
+                        drafter.observe(tree, TopK.of(rows, drafter.breadth))
+            for node, root in zip(path, [*tree.tokens[path[1:]].tolist(), bonus], strict=True):
+                kept.append(node)
+                if root in end_tokens:
+                    stats.finish_reason = "stop"
+                    break
+                left -= 1
+                stats.emitted += 1
+                yield Emitted(root, rows[node])
+        finally:
+            with stats.decoding():
+                stats.count_step(tree, kept)
+                target.commit(kept)
+                if kept:
+                    with stats.drafting():
+                        drafter.accept(kept, root)
+
+
+def _room(target: Target, prompt: Tokens) -> int:
+    """Tokens that still fit behind the prompt, at least 1."""
+    if not len(prompt):
+        raise ConfigError("the prompt is empty; give it at least one token")
+    if len(prompt) >= target.n_ctx:
+        raise ContextFullError(
+            f"the prompt has {len(prompt)} tokens and the context holds {target.n_ctx}, which leaves no room "
+            f"for an answer; open it with n_ctx (--ctx) above {len(prompt)} or shorten the prompt"
+        )
+    return target.n_ctx - len(prompt)
+
+
+def _prefill(
+    target: Target,
+    drafter: Drafter,
+    sampler: Sampler,
+    prompt: Tokens,
+    stats: GenerationStats,
+    cancelled: Callable[[], bool],
+) -> None:
+    """Put all but the last prompt token into the cache; that one is the root of the first tree."""
+
+    def learn(tokens: Tokens, rows: Rows) -> None:
+        drafter.observe(DraftTree.chain(tokens), TopK.of(rows, drafter.breadth))
+
+    started = perf_counter()
+    sampler.begin(prompt)
+    drafter.begin(prompt)
+    stats.prompt_tokens = len(prompt)
+    stats.cached_tokens = target.prefill(prompt[:-1], learn if drafter.breadth else None, cancelled)
+    stats.prefill_seconds = perf_counter() - started

@@ -1,0 +1,98 @@
+"""Raw counters of a generation, and the one definition of every ratio."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from racer_local.tree import DraftTree, NodeIds, Source
+
+
+@dataclass
+class GenerationStats:
+    """What one answer cost. Times are seconds of wall clock, without the time the caller took between tokens."""
+
+    draft: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens that the target still held."""
+    emitted: int = 0
+    steps: int = 0
+    """Forwards after prefill."""
+    drafted: int = 0
+    """Draft nodes verified, roots not counted."""
+    accepted: int = 0
+    """Draft nodes whose token became text."""
+    accepted_by_source: dict[str, int] = field(
+        default_factory=lambda: {"context": 0, "logits": 0, "corpus": 0}
+    )
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    """The whole loop: draft, verify, draw, learn, commit."""
+    draft_seconds: float = 0.0
+    """The drafter's part of it: draft, top-k, observe, accept."""
+    finish_reason: str | None = None
+    """stop: an end token; length: max_tokens or a full context; cancelled: the caller's `cancelled`."""
+
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Adds the time of its body to `decode_seconds`."""
+        started = perf_counter()
+        try:
+            yield
+        finally:
+            self.decode_seconds += perf_counter() - started
+
+    @contextmanager
+    def drafting(self) -> Iterator[None]:
+        """Adds the time of its body to `draft_seconds`."""
+        started = perf_counter()
+        try:
+            yield
+        finally:
+            self.draft_seconds += perf_counter() - started
+
+    def count_step(self, tree: DraftTree, kept: NodeIds) -> None:
+        """One verified tree of which the nodes `kept` (root first) became text."""
+        self.steps += 1
+        self.drafted += len(tree) - 1
+        self.accepted += max(0, len(kept) - 1)
+        for source in tree.sources[kept[1:]].tolist():
+            self.accepted_by_source[Source(source).name.lower()] += 1
+
+    @property
+    def mean_accepted_tokens(self) -> float:
+        """MAT: tokens emitted per forward after prefill, the bonus token included."""
+        return self.emitted / self.steps if self.steps else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted draft nodes per drafted node."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.emitted / self.decode_seconds if self.decode_seconds else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The `stats` object of the command line's JSON."""
+        return {
+            "draft": self.draft,
+            "steps": self.steps,
+            "mean_accepted_tokens": round(self.mean_accepted_tokens, 4),
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "accepted_by_source": dict(self.accepted_by_source),
+            "prefill_seconds": round(self.prefill_seconds, 6),
+            "decode_seconds": round(self.decode_seconds, 6),
+            "draft_seconds": round(self.draft_seconds, 6),
+            "tokens_per_second": round(self.tokens_per_second, 3),
+        }
+
+
+def speed_up(baseline: GenerationStats, ours: GenerationStats) -> float:
+    """Baseline seconds over our seconds for the same number of tokens."""
+    return ours.tokens_per_second / baseline.tokens_per_second if baseline.tokens_per_second else 0.0

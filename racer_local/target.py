@@ -1,0 +1,50 @@
+"""The Target protocol: the model whose output must not change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from racer_local.tree import DraftTree, NodeIds, Tokens
+
+Rows = NDArray[np.float32]
+"""[n, vocabulary] logits, one row a node; a view of the target's own memory, valid until its next forward."""
+
+OnRows = Callable[[Tokens, Rows], None]
+
+
+def never() -> bool:
+    """The `cancelled` of a caller that never cancels."""
+    return False
+
+
+class Target(Protocol):
+    """A model with a cache. It knows nothing of drafters."""
+
+    n_ctx: int
+    """Tokens of prompt and answer that fit."""
+    max_nodes: int
+    """Nodes of the largest tree that `evaluate` takes."""
+    max_leaves: int
+    """Leaves of the largest tree that `evaluate` takes; 1 for a memory that can't branch."""
+
+    def prefill(
+        self, tokens: Tokens, on_rows: OnRows | None = None, cancelled: Callable[[], bool] = never
+    ) -> int:
+        """Make the cache hold exactly `tokens`, in chunks; returns how many it already held.
+
+        `on_rows` sees each evaluated chunk and its logits. `cancelled` is asked before each chunk; when true
+        the cache holds what was evaluated so far.
+        """
+        ...
+
+    def evaluate(self, tree: DraftTree) -> Rows:
+        """One forward of the whole tree behind the cached text: one row a node, no copy."""
+        ...
+
+    def commit(self, path: NodeIds) -> None:
+        """Keep this path of the evaluated tree in the cache, drop the rest; an empty path drops all."""
+        ...
