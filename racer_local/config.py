@@ -6,11 +6,11 @@ Values are checked where an object is made, so the rest of the package trusts th
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from racer_local.errors import ConfigError
 
@@ -19,6 +19,9 @@ MAX_SEQUENCES = 256
 
 MAX_NODES = MAX_SEQUENCES
 """The largest draft tree, root counted: its leaves and one spare sequence must fit into MAX_SEQUENCES."""
+
+PROMPT_ROWS = 64
+"""Prompt tokens of one forward where the drafter learns from their logits: bounds the memory of those rows."""
 
 DRAFTERS = ("none", "lookup", "logits", "retrieval", "paper", "racer")
 KV_TYPES = ("f16", "bf16", "q8_0", "f32")
@@ -60,6 +63,11 @@ def default_threads() -> int:
     return min(usable_cpus(), len(cores) or usable_cpus())
 
 
+def _setting(default: Any, help: str, *, flag: str | None = None, choices: Sequence[str] | None = None) -> Any:
+    """A field with what a command line flag needs to know of it; `flag` where it is not the field's name."""
+    return field(default=default, metadata={"help": help, "flag": flag, "choices": choices})
+
+
 def _check(name: str, value: float, low: float, high: float, what: str = "") -> None:
     if not low <= value <= high:
         raise ConfigError(f"{name} is {value}; it must be from {low} to {high}{what and ' ' + what}")
@@ -70,13 +78,15 @@ def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
         raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
 
 
+Options = Mapping[str, int | float | bool]
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """How a GGUF file is loaded (llama_model_params)."""
 
-    gpu_layers: int = -1
-    """Layers kept on the GPU; -1 is all of them. A build without a GPU backend ignores it."""
-    options: Mapping[str, int | float | bool] = field(default_factory=dict)
+    gpu_layers: int = _setting(-1, "layers kept on the GPU, -1 is all; without a GPU backend it says nothing")
+    options: Options = field(default_factory=dict)
     """Further fields of llama_model_params by their own name, for example {"main_gpu": 1}."""
 
     def __post_init__(self) -> None:
@@ -87,49 +97,42 @@ class ModelConfig:
 class ContextConfig:
     """How a context is opened (llama_context_params)."""
 
-    n_ctx: int = 4096
-    """Tokens of prompt and answer together."""
-    n_batch: int = 512
-    """Prompt tokens of one forward."""
-    threads: int | None = None
-    """Threads of a forward; None is one a usable physical core."""
-    flash_attn: str = "auto"
-    """auto: off on a CPU, where it makes each drafted node dear; on where layers are offloaded."""
-    kv_type: str = "f16"
-    """Type of the cached keys and values."""
-    options: Mapping[str, int | float | bool] = field(default_factory=dict)
+    n_ctx: int = _setting(4096, "tokens of prompt and answer together", flag="ctx")
+    n_batch: int = _setting(512, "prompt tokens of one forward", flag="batch")
+    threads: int | None = _setting(None, "threads of a forward; default: one a usable physical core")
+    flash_attn: str = _setting(
+        "auto",
+        "auto: off on a CPU, where it makes each drafted node dear; on where layers are offloaded",
+        choices=FLASH_ATTN,
+    )
+    kv_type: str = _setting("f16", "type of the cached keys and values", choices=KV_TYPES)
+    options: Options = field(default_factory=dict)
     """Further fields of llama_context_params by their own name, for example {"rope_freq_base": 1e6}."""
 
     def __post_init__(self) -> None:
-        _check("n_ctx", self.n_ctx, 8, 1 << 24)
-        _check("n_batch", self.n_batch, 1, 1 << 16)
+        _check("n_ctx (--ctx)", self.n_ctx, 8, 1 << 24)
+        _check("n_batch (--batch)", self.n_batch, 1, 1 << 16)
         if self.threads is not None:
             _check("threads", self.threads, 1, 512, f"(this machine: {default_threads()})")
         _check_choice("flash_attn", self.flash_attn, FLASH_ATTN)
         _check_choice("kv_type", self.kv_type, KV_TYPES)
         if self.kv_type == "q8_0" and self.flash_attn == "off":
-            raise ConfigError("kv_type q8_0 needs flash attention; pass flash_attn on, or kv_type f16")
+            raise ConfigError("kv_type q8_0 needs flash attention; set flash_attn to on, or kv_type to f16")
 
 
 @dataclass(frozen=True)
 class SamplingConfig:
     """The sampler chain, in llama.cpp's order: penalties, top-k, top-p, min-p, temperature, draw."""
 
-    temperature: float = 0.0
-    """0 is greedy: always the likeliest token, the lowest id at a tie."""
-    top_k: int = 40
-    """0 is off."""
-    top_p: float = 0.95
-    """1 is off."""
-    min_p: float = 0.05
-    """0 is off."""
-    repeat_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    penalty_last_n: int = 64
-    """Tokens that the penalties look back on, the prompt's included; -1 is the whole context."""
-    seed: int | None = None
-    """None or -1 is a fresh random seed for every answer."""
+    temperature: float = _setting(0.0, "0 is greedy: the likeliest token, the lowest id at a tie")
+    top_k: int = _setting(40, "draw among the k likeliest tokens; 0 is off")
+    top_p: float = _setting(0.95, "draw among the likeliest tokens that hold this probability; 1 is off")
+    min_p: float = _setting(0.05, "drop tokens below this share of the likeliest's probability; 0 is off")
+    repeat_penalty: float = _setting(1.0, "divide the logits of recent tokens; 1 is off")
+    frequency_penalty: float = _setting(0.0, "lower the logits of recent tokens by their count")
+    presence_penalty: float = _setting(0.0, "lower the logits of recent tokens once")
+    penalty_last_n: int = _setting(64, "tokens that penalties look back on, the prompt's included")
+    seed: int | None = _setting(None, "repeats an answer; -1 or none: a fresh one every time")
 
     def __post_init__(self) -> None:
         _check("temperature", self.temperature, 0, 100)
@@ -139,7 +142,7 @@ class SamplingConfig:
         _check("repeat_penalty", self.repeat_penalty, 0.01, 100)
         _check("frequency_penalty", self.frequency_penalty, -2, 2)
         _check("presence_penalty", self.presence_penalty, -2, 2)
-        _check("penalty_last_n", self.penalty_last_n, -1, 1 << 24)
+        _check("penalty_last_n", self.penalty_last_n, 1, 1 << 20)
         if self.seed is not None:
             _check("seed", self.seed, -1, 0xFFFFFFFE)
 
@@ -156,10 +159,8 @@ class SamplingConfig:
 class DraftConfig:
     """What is drafted. The numbers are the paper's where it gives any."""
 
-    draft: str = "racer"
-    """Name of the drafter, one of DRAFTERS."""
-    max_nodes: int | None = None
-    """Nodes of a draft tree, root counted; None is the drafter's own budget (see `nodes`)."""
+    draft: str = _setting("racer", "the drafter; none is plain decoding", choices=DRAFTERS)
+    max_nodes: int | None = _setting(None, "nodes of a draft tree, root counted; default: the drafter's own")
     breadth: int = 8
     """k: next tokens kept per vocabulary id ("copy-logit")."""
     ngram: int = 10
@@ -169,7 +170,15 @@ class DraftConfig:
     lookup_ngram: int = 3
     """Prompt lookup: the longest suffix that is looked up."""
 
-    NODES: ClassVar[Mapping[str, int]] = {"none": 1, "lookup": 11, "logits": 64, "retrieval": 64, "paper": 64, "racer": 8}
+    NODES: ClassVar[Mapping[str, int]] = {
+        "none": 1,
+        "lookup": 11,
+        "logits": 64,
+        "retrieval": 64,
+        "paper": 64,
+        "racer": 8,
+    }
+    """Each drafter's own budget, root counted."""
 
     def __post_init__(self) -> None:
         _check_choice("draft", self.draft, DRAFTERS)
@@ -177,10 +186,11 @@ class DraftConfig:
             _check("max_nodes", self.max_nodes, 1, MAX_NODES, "(the root counts)")
         _check("breadth", self.breadth, 1, 64)
         _check("ngram", self.ngram, 2, 64)
-        _check("trie_nodes", self.trie_nodes, 8 * self.ngram, 1 << 24)
+        _check("trie_nodes", self.trie_nodes, self.ngram * (self.ngram + 3), 1 << 24)
         _check("lookup_ngram", self.lookup_ngram, 1, 64)
 
     @property
     def nodes(self) -> int:
-        """The budget in force, root counted."""
-        return self.NODES[self.draft] if self.max_nodes is None else self.max_nodes
+        """The budget in force, root counted; 1 is plain decoding."""
+        own = self.NODES[self.draft]
+        return own if self.max_nodes is None or own == 1 else self.max_nodes

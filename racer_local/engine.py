@@ -119,5 +119,6 @@ def _prefill(
     sampler.begin(prompt)
     drafter.begin(prompt)
     stats.prompt_tokens = len(prompt)
-    stats.cached_tokens = target.prefill(prompt[:-1], learn if drafter.breadth else None, cancelled)
+    learns = drafter.breadth > 0 and target.max_nodes > 1
+    stats.cached_tokens = target.prefill(prompt[:-1], learn if learns else None, cancelled)
     stats.prefill_seconds = perf_counter() - started

@@ -26,9 +26,7 @@ class GenerationStats:
     """Draft nodes verified, roots not counted."""
     accepted: int = 0
     """Draft nodes whose token became text."""
-    accepted_by_source: dict[str, int] = field(
-        default_factory=lambda: {"context": 0, "logits": 0, "corpus": 0}
-    )
+    accepted_by_source: dict[str, int] = field(default_factory=lambda: {"context": 0, "logits": 0, "corpus": 0})
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     """The whole loop: draft, verify, draw, learn, commit."""

@@ -7,8 +7,9 @@ too ("suffix-closed"). Three things follow:
   is made. It never has to be searched for or moved.
 - Only a node without children and without fail links into it may go. Then no link ever dangles, and the trie
   stays prefix-closed and suffix-closed under any eviction.
-- A node's suffix is touched whenever the node is, right after it; its parent was touched one token earlier. So
-  the oldest node that may go is among the few oldest, and the search for it is short.
+- A node's suffix is touched whenever the node is, and its parent at most one token before. So among the nodes
+  of the n oldest tokens one may go: the search for it is short, and with room for n (n + 3) nodes it never
+  meets one that the automaton's state needs.
 
 Eviction takes the least recently touched node that may go.
 """
@@ -40,7 +41,7 @@ class Trie(NamedTuple):
     fail: Int32s
     refs: Int32s
     """Children plus fail links into the node."""
-    count: Int32s
+    counts: Int32s
     """How often the n-gram occurred."""
     stamp: NDArray[np.int64]
     """The clock (tokens appended) when it occurred last."""
@@ -61,7 +62,7 @@ class Heap(NamedTuple):
     """Candidates of a proposal, best first; room for every node of the trie, so none is ever dropped."""
 
     order: Int32s
-    count: Int32s
+    counts: Int32s
     stamp: NDArray[np.int64]
     token: Int32s
     parent: Int32s
@@ -72,23 +73,33 @@ class Heap(NamedTuple):
 
 
 def new_trie(capacity: int, ngram: int) -> Trie:
-    slots = 1 << (4 * capacity - 1).bit_length()
-    ints = [np.zeros(capacity, np.int32) for _ in range(10)]
+    def ints(n: int = capacity) -> Int32s:
+        return np.zeros(n, np.int32)
+
     trie = Trie(
-        *ints[:5],
-        np.zeros(capacity, np.int64),
-        *ints[5:],
-        np.zeros(slots, np.int32),
-        np.zeros(ngram + 1, np.int32),
-        np.zeros(6, np.int64),
+        parent=ints(),
+        token=ints(),
+        fail=ints(),
+        refs=ints(),
+        counts=ints(),
+        stamp=np.zeros(capacity, np.int64),
+        first_child=ints(),
+        next_sibling=ints(),
+        prev_sibling=ints(),
+        older=ints(),
+        newer=ints(),
+        slots=ints(1 << (4 * capacity - 1).bit_length()),
+        active=ints(ngram + 1),
+        meta=np.zeros(6, np.int64),
     )
     clear(trie)
     return trie
 
 
 def new_heap(capacity: int) -> Heap:
-    ints = [np.zeros(capacity, np.int32) for _ in range(5)]
-    return Heap(ints[0], ints[1], np.zeros(capacity, np.int64), *ints[2:], np.zeros(2, np.int32))
+    order, counts, token, parent, depth = (np.zeros(capacity, np.int32) for _ in range(5))
+    stamp = np.zeros(capacity, np.int64)
+    return Heap(order, counts, stamp, token, parent, depth, np.zeros(2, np.int32))
 
 
 @njit(cache=True)
@@ -98,7 +109,7 @@ def clear(trie):  # type: ignore[no-untyped-def]
     trie.active[:] = NONE
     trie.active[0] = ROOT
     trie.first_child[ROOT] = trie.fail[ROOT] = trie.parent[ROOT] = NONE
-    trie.refs[ROOT] = trie.count[ROOT] = 0
+    trie.refs[ROOT] = trie.counts[ROOT] = 0
     trie.meta[MADE] = trie.meta[LIVE] = 1
     trie.meta[FREE] = trie.meta[OLDEST] = trie.meta[NEWEST] = NONE
     trie.meta[CLOCK] = 0
@@ -211,7 +222,7 @@ def _new_node(trie):  # type: ignore[no-untyped-def]
 def _make_child(trie, parent, token, fail):  # type: ignore[no-untyped-def]
     node = _new_node(trie)
     trie.parent[node], trie.token[node], trie.fail[node] = parent, token, fail
-    trie.refs[node] = trie.count[node] = 0
+    trie.refs[node] = trie.counts[node] = 0
     trie.first_child[node] = trie.prev_sibling[node] = NONE
     after = trie.first_child[parent]
     trie.next_sibling[node] = after
@@ -221,19 +232,16 @@ def _make_child(trie, parent, token, fail):  # type: ignore[no-untyped-def]
     trie.refs[parent] += 1
     trie.refs[fail] += 1
     trie.slots[_slot(trie, parent, token)] = node
+    trie.stamp[node] = trie.meta[CLOCK]
     _link_newest(trie, node)
     return node
 
 
 @njit(cache=True)
-def _touch_active(trie):  # type: ignore[no-untyped-def]
-    """Make the active nodes the newest, shorter suffixes newer than longer ones."""
-    for depth in range(trie.active.shape[0] - 1, 0, -1):
-        node = trie.active[depth]
-        if node != NONE:
-            trie.stamp[node] = trie.meta[CLOCK]
-            _unlink_age(trie, node)
-            _link_newest(trie, node)
+def _touch(trie, node):  # type: ignore[no-untyped-def]
+    trie.stamp[node] = trie.meta[CLOCK]
+    _unlink_age(trie, node)
+    _link_newest(trie, node)
 
 
 @njit(cache=True)
@@ -254,9 +262,10 @@ def append(trie, tokens):  # type: ignore[no-untyped-def]
             node = find(trie, parent, token)
             if node == NONE:
                 node = _make_child(trie, parent, token, trie.active[depth - 1])
-            trie.count[node] += 1
+            else:
+                _touch(trie, node)  # at once: making the next one may evict
+            trie.counts[node] += 1
             trie.active[depth] = node
-        _touch_active(trie)
 
 
 @njit(cache=True)
@@ -273,14 +282,14 @@ def seek(trie, tokens):  # type: ignore[no-untyped-def]
         if node == NONE:
             break
         trie.active[depth] = node
-    _touch_active(trie)
+        _touch(trie, node)
 
 
 @njit(cache=True)
 def _before(heap, a, b):  # type: ignore[no-untyped-def]
     """The order of candidates: more frequent, then shallower, then more recent, then the lower token id."""
-    if heap.count[a] != heap.count[b]:
-        return heap.count[a] > heap.count[b]
+    if heap.counts[a] != heap.counts[b]:
+        return heap.counts[a] > heap.counts[b]
     if heap.depth[a] != heap.depth[b]:
         return heap.depth[a] < heap.depth[b]
     if heap.stamp[a] != heap.stamp[b]:
@@ -330,17 +339,17 @@ def _push_children(trie, banned, heap, draft_node, depth, places):  # type: igno
     while child != NONE:
         token = trie.token[child]
         if not banned[token]:
-            count = trie.count[child]
+            count = trie.counts[child]
             for b in range(1, places.shape[0]):
                 if places[b] == NONE:
                     break
                 other = find(trie, places[b], token)
                 if other == NONE:
                     break
-                count += trie.count[other]
+                count += trie.counts[other]
             candidate = heap.size[1]
             heap.size[1] += 1
-            heap.count[candidate], heap.stamp[candidate] = count, trie.stamp[child]
+            heap.counts[candidate], heap.stamp[candidate] = count, trie.stamp[child]
             heap.token[candidate], heap.parent[candidate] = token, draft_node
             heap.depth[candidate] = depth
             _push(heap, candidate)

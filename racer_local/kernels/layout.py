@@ -28,7 +28,8 @@ class Scratch(NamedTuple):
 
 def new_scratch(capacity: int) -> Scratch:
     arrays = [np.zeros(capacity, np.int32) for _ in range(5)]
-    return Scratch(*arrays, np.zeros(2, np.int32), np.zeros(3, np.int32))
+    tokens, parents, depths, sources, children = arrays
+    return Scratch(tokens, parents, depths, sources, children, np.zeros(2, np.int32), np.zeros(3, np.int32))
 
 
 @njit(cache=True)

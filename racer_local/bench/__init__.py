@@ -1,0 +1,1 @@
+"""Measurements. What they showed, failures included, stands in NOTES.md."""

@@ -1,0 +1,218 @@
+"""`racer-local generate`: answer one prompt; with --compare, plainly and drafted."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from racer_local import models
+from racer_local.cli.options import add_model, from_args, parse_options
+from racer_local.config import ContextConfig, DraftConfig, ModelConfig, SamplingConfig
+from racer_local.errors import ConfigError
+from racer_local.stats import GenerationStats, speed_up
+
+if TYPE_CHECKING:
+    from racer_local.llama import Model
+    from racer_local.session import Answer, Difference
+
+INTERRUPTED = 130
+WARM_UP_TOKENS = 8
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser("generate", help="answer one prompt, streaming", description=__doc__)
+    parser.add_argument("-p", "--prompt", required=True, help="the prompt; - reads it from stdin")
+    parser.add_argument("--system", help="a system message before the prompt")
+    parser.add_argument("--raw", action="store_true", help="no chat template: the prompt as it is, control tokens too")
+    parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="default: %(default)s")
+    parser.add_argument("--compare", action="store_true", help="answer plainly and drafted, and compare")
+    parser.add_argument("--json", action="store_true", help="no stream; one JSON object as the last line of stdout")
+    add_model(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    # All that can be wrong without the model is found before it is loaded.
+    if args.max_tokens < 0:
+        raise ConfigError(f"--max-tokens is {args.max_tokens}; it must be 0 or more")
+    text = _read_prompt(args.prompt)
+    sampling, draft = from_args(SamplingConfig, args), from_args(DraftConfig, args)
+    context = from_args(ContextConfig, args, options=parse_options(args.context_option, "--context-option"))
+    config = from_args(ModelConfig, args, options=parse_options(args.model_option, "--model-option"))
+    path = models.find(args.model)
+
+    from racer_local.session import open_model
+
+    _show_any_character()
+    with open_model(path, config) as model:
+        if args.n_ctx is None:
+            context = replace(context, n_ctx=min(context.n_ctx, model.n_ctx_train))
+        prompt = _prompt_tokens(model, text, args)
+        with _interruptible() as cancelled:
+            work = _compare if args.compare else _answer
+            return work(args, model, context, draft, sampling, prompt, cancelled)
+
+
+def _answer(
+    args: argparse.Namespace,
+    model: Model,
+    context: ContextConfig,
+    draft: DraftConfig,
+    sampling: SamplingConfig,
+    prompt: list[int],
+    cancelled: Callable[[], bool],
+) -> int:
+    from racer_local.session import Session
+
+    with Session(model, context, draft) as session:
+        if session.plain_because:
+            print(f"racer-local: note: {session.plain_because}", file=sys.stderr)
+        show = _ignore if args.json else _stream
+        answer = session.answer(prompt, sampling, args.max_tokens, on_text=show, cancelled=cancelled)
+    if not args.json:
+        print()
+    print(describe(answer.stats), file=sys.stderr)
+    if args.json:
+        print(json.dumps(as_json(answer), ensure_ascii=False))
+    return INTERRUPTED if answer.stats.finish_reason == "cancelled" else 0
+
+
+def _compare(
+    args: argparse.Namespace,
+    model: Model,
+    context: ContextConfig,
+    draft: DraftConfig,
+    sampling: SamplingConfig,
+    prompt: list[int],
+    cancelled: Callable[[], bool],
+) -> int:
+    from racer_local.session import Session, first_difference
+
+    if not sampling.greedy and (sampling.seed is None or sampling.seed < 0):
+        raise ConfigError("--compare with a temperature needs a --seed, or the two answers differ by chance")
+    answers: list[Answer] = []
+    for config in (replace(draft, draft="none"), draft):
+        with Session(model, context, config) as session:
+            session.answer(prompt, sampling, min(WARM_UP_TOKENS, args.max_tokens), cancelled=cancelled)
+            session.forget()
+            show = _ignore if args.json or answers else _stream
+            answers.append(
+                session.answer(prompt, sampling, args.max_tokens, on_text=show, cancelled=cancelled, record=True)
+            )
+        if not args.json and len(answers) == 1:
+            print()
+    plain, drafted = answers
+    difference = first_difference(plain, drafted)
+    for answer in answers:
+        print(describe(answer.stats), file=sys.stderr)
+    print(_verdict(model, plain, drafted, difference), file=sys.stderr)
+    if args.json:
+        print(json.dumps(_compare_json(plain, drafted, difference), ensure_ascii=False))
+    return INTERRUPTED if cancelled() else 0
+
+
+def describe(stats: GenerationStats) -> str:
+    """One line of statistics."""
+    sources = ", ".join(f"{name} {count}" for name, count in stats.accepted_by_source.items() if count)
+    drafts = f"accepted {stats.accepted} of {stats.drafted} drafted"
+    return (
+        f"[{stats.draft}] {stats.emitted} tokens in {stats.decode_seconds:.2f} s: "
+        f"{stats.tokens_per_second:.1f} tokens/s, {stats.steps} forwards, MAT {stats.mean_accepted_tokens:.2f}"
+        + (f", {drafts}" + (f" ({sources})" if sources else "") if stats.drafted else "")
+        + f", prompt {stats.prompt_tokens} tokens in {stats.prefill_seconds:.2f} s"
+    )
+
+
+def as_json(answer: Answer) -> dict[str, Any]:
+    return {
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "finish_reason": answer.stats.finish_reason,
+        "prompt_tokens": answer.stats.prompt_tokens,
+        "completion_tokens": answer.stats.emitted,
+        "stats": answer.stats.as_dict(),
+    }
+
+
+def _compare_json(plain: Answer, drafted: Answer, difference: Difference | None) -> dict[str, Any]:
+    return as_json(drafted) | {
+        "plain": as_json(plain),
+        "speed_up": round(speed_up(plain.stats, drafted.stats), 4),
+        "same_token_ids": difference is None,
+        "first_difference": difference
+        and {
+            "index": difference.index,
+            "token_ids": difference.tokens,
+            "logits": difference.logits,
+            "gap": difference.gap,
+        },
+    }
+
+
+def _verdict(model: Model, plain: Answer, drafted: Answer, difference: Difference | None) -> str:
+    speed = f"{speed_up(plain.stats, drafted.stats):.2f}x the speed of plain decoding"
+    if difference is None:
+        return f"{speed}, the same {len(plain.token_ids)} token ids"
+    ours, theirs = (model.piece(t, special=True).decode("utf-8", "replace") for t in difference.tokens)
+    a, b = ("below the best 16" if logit is None else f"{logit:.3f}" for logit in difference.logits)
+    return (
+        f"{speed}; the token ids differ from token {difference.index + 1} on: "
+        f"plain {ours!r} (logit {a}), drafted {theirs!r} (logit {b})"
+    )
+
+
+def _read_prompt(prompt: str) -> str:
+    text = sys.stdin.buffer.read().decode("utf-8", "replace") if prompt == "-" else prompt
+    if not text.strip():
+        raise ConfigError("the prompt is empty; give some text with -p, or on stdin with -p -")
+    return text
+
+
+def _prompt_tokens(model: Model, text: str, args: argparse.Namespace) -> list[int]:
+    from racer_local.llama import render_chat
+
+    if args.raw:
+        if args.system:
+            raise ConfigError("--system needs the chat template; leave out --raw, or put it into the prompt")
+        return model.tokenize(text, add_special=True, parse_special=True)
+    system = [{"role": "system", "content": args.system}] if args.system else []
+    return render_chat(model, [*system, {"role": "user", "content": text}])
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C asks the work to stop at its next step, a second one stops it where it is."""
+    pressed = False
+
+    def on_interrupt(number: int, frame: object) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _show_any_character() -> None:
+    """A terminal that can't show a character shows a replacement, and does not end the answer."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+
+
+def _stream(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _ignore(text: str) -> None:
+    """Text that is not streamed."""

@@ -1,0 +1,146 @@
+"""`racer-local models`: which models can be had by name, fetching them, and where they lie."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import Any, TextIO
+
+from racer_local import models
+from racer_local.models import Entry, readable_size
+
+REDRAW_S = 0.1
+WIDTH = 24
+STEP_BYTES = 50_000_000
+"""Without a terminal, bytes from line to line when nobody knows the total."""
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    parser = commands.add_parser("models", help="list and fetch models", description="Models by name.")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    listing = actions.add_parser("list", help="all known models and whether they are here")
+    listing.add_argument("--json", action="store_true", help="for machines")
+    listing.set_defaults(run=run_list)
+    fetching = actions.add_parser("fetch", help="get a model; prints its path")
+    fetching.add_argument("name", metavar="NAME", help="see: racer-local models list")
+    fetching.set_defaults(run=run_fetch)
+    path = actions.add_parser("path", help="print the path of a fetched model")
+    path.add_argument("name", metavar="NAME")
+    path.set_defaults(run=run_path)
+
+
+def run_list(args: argparse.Namespace) -> int:
+    entries = list(models.load_registry().values())
+    if args.json:
+        print(json.dumps([_record(entry) for entry in entries], indent=2))
+    else:
+        print(_table([("NAME", "SIZE", "LICENCE", "STATE", "DESCRIPTION"), *map(_row, entries)]))
+    return 0
+
+
+def run_fetch(args: argparse.Namespace) -> int:
+    entry = models.entry_of(args.name)
+    bar = ProgressBar(sys.stderr)
+    if not entry.fetched:
+        bar.note(f"{entry.name}: {readable_size(entry.size)}, licence: {entry.licence} ({entry.licence_url})")
+    try:
+        path = models.fetch(entry.name, bar)
+    finally:
+        bar.close()
+    print(path)
+    return 0
+
+
+def run_path(args: argparse.Namespace) -> int:
+    print(models.find(args.name))
+    return 0
+
+
+def _record(entry: Entry) -> dict[str, Any]:
+    fields = ("name", "size", "licence", "licence_url", "sha256", "description", "fetched")
+    return {**{field: getattr(entry, field) for field in fields}, "path": str(entry.path)}
+
+
+def _row(entry: Entry) -> tuple[str, ...]:
+    state = "here" if entry.fetched else "not fetched"
+    return entry.name, readable_size(entry.size), entry.licence, state, entry.description
+
+
+def _table(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return "\n".join(lines)
+
+
+class ProgressBar:
+    """Bytes, percent, rate and time left: one line redrawn on a terminal, else a line each 10 %."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._terminal = out.isatty()
+        self._drawn = 0
+        self._first: tuple[float, int] | None = None
+        self._next_s = 0.0
+        self._next_bytes = 0
+
+    def note(self, text: str) -> None:
+        """Prints a line. What follows counts as a new download, with a rate of its own."""
+        self.close()
+        print(text, file=self._out, flush=True)
+        self._first = None
+
+    def advance(self, done: int, total: int | None) -> None:
+        now = time.monotonic()
+        if self._first is None:
+            # A resumed download starts beyond 0; the rate counts only what came since.
+            self._first = (now, done)
+            self._next_s = 0.0
+            self._next_bytes = _mark_after(done, total)
+        if self._due(now, done, total):
+            self._next_s = now + REDRAW_S
+            self._next_bytes = _mark_after(done, total)
+            self._draw(_progress_line(done, total, self._rate(now, done)))
+
+    def close(self) -> None:
+        """Leaves the drawn line; the cursor goes below it."""
+        if self._drawn:
+            print(file=self._out, flush=True)
+        self._drawn = 0
+
+    def _due(self, now: float, done: int, total: int | None) -> bool:
+        if self._terminal:
+            return now >= self._next_s or done == total
+        return done >= self._next_bytes
+
+    def _rate(self, now: float, done: int) -> float:
+        """Bytes a second since this download started; 0 is not known yet."""
+        started, base = self._first or (now, done)
+        return (done - base) / (now - started) if now > started else 0.0
+
+    def _draw(self, line: str) -> None:
+        if self._terminal:
+            print(f"\r{line.ljust(self._drawn)}", end="", file=self._out, flush=True)
+            self._drawn = len(line)
+        else:
+            print(line, file=self._out, flush=True)
+
+
+def _mark_after(done: int, total: int | None) -> int:
+    """Bytes at which a log wants its next line."""
+    if not total:
+        return done + STEP_BYTES
+    tenths = done * 10 // total + 1
+    return -(-total * tenths // 10)
+
+
+def _progress_line(done: int, total: int | None, rate: float) -> str:
+    speed = f"{readable_size(int(rate))}/s" if rate else ""
+    if not total:
+        return f"{readable_size(done)}  {speed}".rstrip()
+    filled = WIDTH * done // total
+    seconds = int((total - done) / rate) if rate and done < total else None
+    left = "" if seconds is None else f"{seconds // 60}:{seconds % 60:02d} left"
+    bar = f"[{'#' * filled}{'.' * (WIDTH - filled)}] {100 * done // total:3d}%"
+    return f"{bar}  {readable_size(done)} of {readable_size(total)}  {speed}  {left}".rstrip()

@@ -1,0 +1,83 @@
+"""Flags built from the settings in `racer_local.config`: name, help, choices and default stand there, once."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import MISSING, Field, fields
+from typing import Any, TypeVar, get_type_hints
+
+from racer_local.config import ContextConfig, DraftConfig, ModelConfig, Options, SamplingConfig
+from racer_local.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def add_settings(parser: argparse.ArgumentParser, *configs: type) -> None:
+    """One flag for each setting of the config classes that has a help text."""
+    for config in configs:
+        group = parser.add_argument_group(config.__name__.removesuffix("Config").lower())
+        hints = get_type_hints(config)
+        for setting in fields(config):
+            if "help" in setting.metadata:
+                group.add_argument(_flag(setting), dest=setting.name, **_details(setting, hints[setting.name]))
+
+
+def from_args(config: type[T], args: argparse.Namespace, **more: Any) -> T:
+    """The config that the given flags make; what was not given keeps its default."""
+    given = {
+        setting.name: value
+        for setting in fields(config)  # type: ignore[arg-type]
+        if (value := getattr(args, setting.name, None)) is not None
+    }
+    return config(**{**given, **more})
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The flags of every command that opens a model."""
+    parser.add_argument("-m", "--model", required=True, help="a GGUF file, or a name from: racer-local models list")
+    add_settings(parser, ModelConfig, ContextConfig, DraftConfig, SamplingConfig)
+    for owner in ("model", "context"):
+        parser.add_argument(
+            f"--{owner}-option",
+            action="append",
+            default=[],
+            metavar="NAME=VALUE",
+            help=f"a further field of llama_{owner}_params; may be repeated",
+        )
+
+
+def parse_options(pairs: list[str], flag: str) -> Options:
+    """NAME=VALUE pairs; values are numbers, true or false."""
+    options: dict[str, int | float | bool] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not (name and equals):
+            raise ConfigError(f"{flag} {pair!r} must be NAME=VALUE")
+        options[name] = _value(text, f"{flag} {name}")
+    return options
+
+
+def _value(text: str, what: str) -> int | float | bool:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    raise ConfigError(f"{what} is {text!r}; it must be a number, true or false")
+
+
+def _flag(setting: Field[Any]) -> str:
+    return "--" + (setting.metadata["flag"] or setting.name).replace("_", "-")
+
+
+def _details(setting: Field[Any], kind: Any) -> dict[str, Any]:
+    shown = "" if setting.default in (None, MISSING) else f" (default: {setting.default})"
+    kinds = {int: int, float: float, str: str, int | None: int}
+    return {
+        "type": kinds[kind],
+        "choices": setting.metadata["choices"],
+        "help": (setting.metadata["help"] + shown).replace("%", "%%"),
+        "metavar": None if setting.metadata["choices"] else "N",
+    }

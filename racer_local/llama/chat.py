@@ -1,0 +1,63 @@
+"""From messages to prompt tokens, by the chat template that the GGUF carries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from racer_local.errors import ModelError
+from racer_local.llama.model import Model
+
+Message = dict[str, str]
+
+
+def render_chat(model: Model, messages: Sequence[Message]) -> list[int]:
+    """Prompt tokens of a chat, the assistant's turn opened, by the binding's own Jinja rendering.
+
+    A control token's spelling in a message stays text: the message is rendered with a mark inside each such
+    spelling, and the prompt is cut there before it is tokenized.
+
+    Raises ModelError where the file carries no template or the template refuses the messages.
+    """
+    if not model.chat_template:
+        raise ModelError(f"{model.path.name} carries no chat template; use the raw prompt (--raw)")
+    mark = _unused_character(messages)
+    marked = [{**m, "content": _break_control_tokens(model, m["content"], mark)} for m in messages]
+    parts = _render(model, marked).split(mark)
+    tokens = model.tokenize(parts[0], add_special=False, parse_special=True)
+    for part in parts[1:]:
+        tokens += model.tokenize(part, add_special=False, parse_special=True)
+    return tokens
+
+
+def _render(model: Model, messages: Sequence[Message]) -> str:
+    from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+    template = model.chat_template or ""
+    try:
+        formatter = Jinja2ChatFormatter(template, eos_token=model.eos, bos_token=model.bos)
+        return str(formatter(messages=messages).prompt)
+    except Exception as error:  # templates raise whatever their author chose
+        raise ModelError(
+            f"the chat template of {model.path.name} refuses these messages ({error}); change them or use --raw"
+        ) from error
+
+
+def _break_control_tokens(model: Model, text: str, mark: str) -> str:
+    """`text` with `mark` inside each control token's spelling, so that no part of it is one."""
+    while True:
+        tokens = model.tokenize(text, parse_special=True)
+        if tokens == model.tokenize(text):
+            return text
+        spellings = {model.piece(t, special=True).decode("utf-8", "replace") for t in tokens if model.is_control(t)}
+        broken = text
+        for spelling in spellings - {""}:
+            broken = broken.replace(spelling, spelling[:1] + mark + spelling[1:])
+        if broken == text:
+            return text
+        text = broken
+
+
+def _unused_character(messages: Sequence[Message]) -> str:
+    """A private-use character that no message holds."""
+    used = set("".join(message["content"] for message in messages))
+    return next(c for c in map(chr, range(0xE000, 0xF900)) if c not in used)

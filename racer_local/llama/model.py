@@ -1,0 +1,147 @@
+"""A GGUF model and its vocabulary."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+from weakref import WeakSet
+
+import numpy as np
+
+from racer_local.config import ModelConfig
+from racer_local.errors import ModelError
+from racer_local.llama import library
+
+GGUF_MAGIC = b"GGUF"
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+class Model:
+    """A loaded model. Closing it closes its contexts first; closing twice is harmless.
+
+    Raises ModelError where the file is missing, no GGUF, damaged, or holds no weights.
+    """
+
+    def __init__(self, path: str | Path, config: ModelConfig | None = None) -> None:
+        config = config or ModelConfig()
+        self.path = Path(path)
+        self._handle: Any = None
+        self._contexts: WeakSet[Closable] = WeakSet()
+        _check_file(self.path)
+        self._lib = library.init()
+        params = self._lib.llama_model_default_params()
+        self.offloads = bool(self._lib.llama_supports_gpu_offload()) and config.gpu_layers != 0
+        params.n_gpu_layers = config.gpu_layers if self.offloads else 0
+        library.set_fields(params, config.options, "the model")
+        self._handle = self._lib.llama_model_load_from_file(str(self.path).encode(), params)
+        if not self._handle:
+            raise ModelError(_why_not(self.path, library.last_error()))
+        self.n_vocab: int = self._lib.llama_vocab_n_tokens(self.vocab)
+        self.n_ctx_train: int = self._lib.llama_model_n_ctx_train(self._handle)
+        self.can_branch = not (
+            self._lib.llama_model_is_recurrent(self._handle) or self._lib.llama_model_is_hybrid(self._handle)
+        )
+        """Whether rejected nodes can be taken out of the memory: a recurrent state keeps them."""
+
+    @property
+    def handle(self) -> Any:
+        """The llama_model pointer."""
+        if self._handle is None:
+            raise ModelError(f"the model {self.path.name} is closed")
+        return self._handle
+
+    @property
+    def vocab(self) -> Any:
+        """The llama_vocab pointer."""
+        return self._lib.llama_model_get_vocab(self.handle)
+
+    @cached_property
+    def end_tokens(self) -> frozenset[int]:
+        """Every end-of-generation token (llama_vocab_is_eog)."""
+        is_end, vocab = self._lib.llama_vocab_is_eog, self.vocab
+        return frozenset(token for token in range(self.n_vocab) if is_end(vocab, token))
+
+    def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
+        """Token ids of `text`. Only with `parse_special` does a control token's spelling become that token."""
+        raw = text.encode("utf-8", "surrogatepass")
+        tokens: np.ndarray[Any, np.dtype[np.int32]] = np.zeros(len(raw) + 8, np.int32)
+        buffer = tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        n = self._lib.llama_tokenize(self.vocab, raw, len(raw), buffer, len(tokens), add_special, parse_special)
+        if n < 0:
+            raise ModelError(f"the text could not be tokenized by {self.path.name} (llama_tokenize: {n})")
+        return [int(token) for token in tokens[:n]]
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes of a token; control tokens are empty unless `special`."""
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            n = self._lib.llama_token_to_piece(self.vocab, token, buffer, size, 0, special)
+            if n >= 0:
+                return buffer.raw[:n]
+            size = -n
+
+    def is_control(self, token: int) -> bool:
+        return bool(self._lib.llama_vocab_is_control(self.vocab, token))
+
+    @property
+    def bos(self) -> str:
+        return self._special_text(self._lib.llama_vocab_bos(self.vocab))
+
+    @property
+    def eos(self) -> str:
+        return self._special_text(self._lib.llama_vocab_eos(self.vocab))
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja chat template that the file carries."""
+        raw = self._lib.llama_model_chat_template(self.handle, None)
+        return raw.decode("utf-8", "replace") if raw else None
+
+    def _special_text(self, token: int) -> str:
+        return self.piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
+
+    def closes_first(self, context: Closable) -> None:
+        """Note a context that must be freed before the model."""
+        self._contexts.add(context)
+
+    def close(self) -> None:
+        if self._handle is not None:
+            for context in list(self._contexts):
+                context.close()
+            self._lib.llama_model_free(self._handle)
+            self._handle = None
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise ModelError(f"no model file at {path}; check the path, or see: racer-local models list")
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise ModelError(f"{path} can't be read: {error.strerror}") from error
+    if magic != GGUF_MAGIC:
+        raise ModelError(f"{path} is no GGUF file (it starts with {magic!r}); convert the model or pick another")
+
+
+def _why_not(path: Path, reason: str) -> str:
+    if "within the file bounds" in reason or "failed to read" in reason or "unexpectedly" in reason:
+        return f"{path} is truncated or damaged ({reason}); fetch it again"
+    if "missing tensor" in reason:
+        return f"{path} holds a vocabulary but not all weights ({reason}); use the whole model file"
+    return f"{path} can't be loaded: {reason}"

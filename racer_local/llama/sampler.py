@@ -1,0 +1,106 @@
+"""llama.cpp's sampler chain over a row of logits."""
+
+from __future__ import annotations
+
+import ctypes
+import secrets
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from racer_local.config import SamplingConfig
+from racer_local.engine import Sampler
+from racer_local.llama import library
+from racer_local.tree import Tokens
+
+
+def make_sampler(config: SamplingConfig, n_vocab: int) -> Sampler:
+    """The sampler that `config` asks for. A chain holds native memory: close it, or leave it to `del`."""
+    if config.greedy and not config.penalizes:
+        return GreedySampler()
+    return ChainSampler(config, n_vocab)
+
+
+def fresh_seed(seed: int | None) -> int:
+    """`seed`, or where it is None or -1 one that nobody chose. 32 bits; llama.cpp keeps the largest for itself."""
+    return secrets.randbelow(0xFFFFFFFF) if seed is None or seed < 0 else seed
+
+
+class GreedySampler:
+    """The likeliest token; the lowest id at a tie."""
+
+    def begin(self, prompt: Tokens) -> None: ...
+
+    def draw(self, logits: NDArray[np.float32]) -> int:
+        return int(logits.argmax())
+
+
+class ChainSampler:
+    """A llama_sampler_chain: penalties, top-k, top-p, min-p, temperature, draw (llama_sampler_init_*).
+
+    Each draw takes one number from the seeded generator, so a seed gives the same draws whatever is drafted.
+    """
+
+    def __init__(self, config: SamplingConfig, n_vocab: int) -> None:
+        self.config = config
+        self.seed = fresh_seed(config.seed)
+        self._chain: Any = None
+        self._lib = library.init()
+        self._candidates = np.zeros(n_vocab, np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")]))
+        self._ids = np.arange(n_vocab, dtype=np.int32)
+        self._array = self._lib.llama_token_data_array()
+        self._chain = self._build()
+
+    def _build(self) -> Any:
+        lib, config = self._lib, self.config
+        chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+        stages = []
+        if config.penalizes:
+            stages.append(
+                lib.llama_sampler_init_penalties(
+                    len(self._ids),
+                    config.penalty_last_n,
+                    config.repeat_penalty,
+                    config.frequency_penalty,
+                    config.presence_penalty,
+                )
+            )
+        if config.greedy:
+            stages.append(lib.llama_sampler_init_greedy())
+        else:
+            stages += [
+                lib.llama_sampler_init_top_k(config.top_k),
+                lib.llama_sampler_init_top_p(config.top_p, 1),
+                lib.llama_sampler_init_min_p(config.min_p, 1),
+                lib.llama_sampler_init_temp(config.temperature),
+                lib.llama_sampler_init_dist(self.seed),
+            ]
+        for stage in stages:
+            lib.llama_sampler_chain_add(chain, stage)
+        return chain
+
+    def begin(self, prompt: Tokens) -> None:
+        """Start over: the seed's first draw comes next, and the penalties look back on the prompt."""
+        self._lib.llama_sampler_reset(self._chain)
+        if self.config.penalizes:
+            for token in prompt:
+                self._lib.llama_sampler_accept(self._chain, int(token))
+
+    def draw(self, logits: NDArray[np.float32]) -> int:
+        candidates, array = self._candidates, self._array
+        candidates["id"], candidates["logit"], candidates["p"] = self._ids, logits, 0
+        array.data = ctypes.cast(candidates.ctypes.data, type(array.data))
+        array.size, array.selected, array.sorted = len(candidates), -1, False
+        self._lib.llama_sampler_apply(self._chain, ctypes.byref(array))
+        token = int(array.data[array.selected].id)
+        self._lib.llama_sampler_accept(self._chain, token)
+        return token
+
+    def close(self) -> None:
+        if self._chain is not None:
+            self._lib.llama_sampler_free(self._chain)
+            self._chain = None
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,0 +1,331 @@
+"""The target on a real llama.cpp context, with a tiny random-weight model."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+from scripted import RandomDrafter, random_tree
+from tiny_gguf import write_tiny_gguf
+
+from racer_local.config import ContextConfig, DraftConfig
+from racer_local.draft import make_drafter
+from racer_local.engine import generate
+from racer_local.errors import ConfigError, ContextFullError, DecodeError, ModelError
+from racer_local.llama import LlamaTarget, Model, library
+from racer_local.stats import GenerationStats
+from racer_local.tree import DraftTree
+
+EXACT = ContextConfig(n_ctx=512, n_batch=32, threads=1, flash_attn="on", kv_type="bf16")
+PROMPT = [1, *range(40, 60)]
+
+
+class Greedy:
+    def begin(self, prompt): ...
+
+    def draw(self, logits):
+        return int(logits.argmax())
+
+
+def open_target(model, config=EXACT, max_nodes=24):
+    return LlamaTarget(model, config, max_nodes)
+
+
+def row_after(model, tokens, config=EXACT):
+    """The logits row after `tokens` by plain single-token forwards in a fresh context."""
+    with LlamaTarget(model, config) as target:
+        for n in range(len(tokens) - 1):
+            target.evaluate(DraftTree.chain([tokens[n]]))
+            target.commit([0])
+        return target.evaluate(DraftTree.chain([tokens[-1]]))[0].copy()
+
+
+def cells(target):
+    """The cache as llama.cpp sees it: first and last position of the text and of every branch."""
+    lib, memory = target._lib, target._memory
+    text = lib.llama_memory_seq_pos_min(memory, 0), lib.llama_memory_seq_pos_max(memory, 0)
+    return text, [lib.llama_memory_seq_pos_max(memory, s) for s in range(1, target.max_leaves)]
+
+
+def test_every_node_sees_its_own_path_and_nothing_else(tiny):
+    rng = np.random.default_rng(0)
+    with open_target(tiny) as target:
+        target.prefill(PROMPT)
+        for _ in range(5):
+            tree = random_tree(rng, tiny.n_vocab, 70, 24, 23, 5)
+            rows = target.evaluate(tree).copy()
+            target.commit([])
+            for node in range(len(tree)):
+                path, at = [], node
+                while at >= 0:
+                    path.insert(0, int(tree.tokens[at]))
+                    at = tree.parents[at]
+                np.testing.assert_allclose(rows[node], row_after(tiny, PROMPT + path), atol=2e-2)
+
+
+def test_rejected_branch_leaves_no_trace_in_the_cache(tiny):
+    """After any mix of kept and dropped paths the next rows equal, to the bit, those of a cache that never branched."""
+    rng = np.random.default_rng(1)
+    with open_target(tiny) as target:
+        target.prefill(PROMPT)
+        text = list(PROMPT)
+        for _ in range(40):
+            tree = random_tree(rng, tiny.n_vocab, int(rng.integers(300)), 24, 23, 5)
+            target.evaluate(tree)
+            node = int(rng.integers(len(tree)))
+            path = []
+            while node >= 0:
+                path.insert(0, node)
+                node = int(tree.parents[node])
+            path = path if rng.random() < 0.8 else []
+            target.commit(path)
+            text += tree.tokens[path].tolist()
+            assert target.held == text
+            assert cells(target)[0] == (0, len(text) - 1)
+            assert all(last < len(text) for last in cells(target)[1])
+        row = target.evaluate(DraftTree.chain([77]))[0]
+        np.testing.assert_array_equal(row, row_after(tiny, [*text, 77]))
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "bf16", "f32"])
+@pytest.mark.parametrize("flash_attn", ["on", "off"])
+def test_random_trees_give_plain_text_on_a_real_context(tiny, flash_attn, kv_type):
+    config = ContextConfig(n_ctx=512, threads=1, flash_attn=flash_attn, kv_type=kv_type)
+
+    def answer(drafter, max_nodes):
+        with LlamaTarget(tiny, config, max_nodes) as target:
+            out = generate(target, drafter, Greedy(), PROMPT, max_tokens=60, end_tokens=tiny.end_tokens)
+            text = [(e.token, e.logits.copy()) for e in out]
+            assert target.held[: len(PROMPT)] == PROMPT
+            return text
+
+    plain = answer(make_drafter(DraftConfig(draft="none"), tiny.n_vocab), 1)
+    for seed in range(4):
+        drafted = answer(RandomDrafter(seed, tiny.n_vocab, tiny.end_tokens), 16)
+        for (ours, row), (theirs, _) in zip(plain, drafted, strict=False):
+            if ours != theirs:
+                assert abs(row[ours] - row[theirs]) < 0.05, "may differ at a near tie only"
+                assert (flash_attn, kv_type) != ("on", "bf16")
+                break
+
+
+@pytest.mark.parametrize("draft", ["lookup", "logits", "retrieval", "paper", "racer"])
+def test_each_drafter_gives_the_plain_token_ids_with_flash_attention_and_bf16(tiny, draft):
+    def answer(config):
+        drafter = make_drafter(config, tiny.n_vocab, tiny.end_tokens)
+        stats = GenerationStats()
+        with LlamaTarget(tiny, EXACT, config.nodes) as target:
+            return [e.token for e in generate(target, drafter, Greedy(), PROMPT, max_tokens=200, stats=stats)], stats
+
+    plain, _ = answer(DraftConfig(draft="none"))
+    text, stats = answer(DraftConfig(draft=draft))
+    assert text == plain
+    assert stats.emitted == 200
+    assert stats.accepted > 0, "a random-weight model repeats itself, which must be drafted"
+
+
+def test_prefill_holds_exactly_the_tokens_and_reuses_a_shared_start(tiny):
+    with open_target(tiny) as target:
+        assert target.prefill(PROMPT) == 0
+        assert target.prefill([*PROMPT, 5, 6]) == len(PROMPT)
+        assert target.prefill([*PROMPT[:9], 8]) == 9
+        assert target.held == [*PROMPT[:9], 8]
+        assert cells(target)[0] == (0, 9)
+        row = target.evaluate(DraftTree.chain([5]))[0]
+        np.testing.assert_allclose(row, row_after(tiny, [*PROMPT[:9], 8, 5]), atol=2e-2)
+        target.commit([0])
+        assert target.prefill([]) == 0
+        assert target.held == []
+
+
+@pytest.mark.parametrize("max_nodes", [1, 2, 24])
+@pytest.mark.parametrize("n", [1, 31, 32, 33, 63, 64, 65, 200])
+def test_prompt_rows_come_for_every_token_whatever_the_chunks(tiny, n, max_nodes):
+    tokens = [int(t) for t in np.random.default_rng(n).integers(3, 300, size=n)]
+    seen, best = [], []
+    with open_target(tiny, max_nodes=max_nodes) as target:
+
+        def look(chunk, rows):
+            assert rows.shape == (len(chunk), tiny.n_vocab)
+            seen.extend(chunk)
+            best.extend(rows.argmax(axis=1).tolist())
+
+        target.prefill(tokens, look)
+    assert seen == tokens
+    assert best[-1] == row_after(tiny, tokens).argmax()
+
+
+def test_a_cancelled_prefill_holds_what_was_evaluated(tiny):
+    with open_target(tiny) as target:
+        calls = iter([False, False, True])
+        target.prefill(list(range(3, 203)), cancelled=lambda: next(calls))
+        assert target.held == list(range(3, 67))
+        assert target.prefill(list(range(3, 203))) == 64
+
+
+@pytest.mark.parametrize("n_prompt", [200, 240, 255])
+def test_the_whole_context_is_usable_with_trees(tiny, n_prompt):
+    config = ContextConfig(n_ctx=256, n_batch=64, threads=1)
+    prompt = [int(t) for t in np.random.default_rng(0).integers(3, 300, size=n_prompt)]
+    stats = GenerationStats()
+    with LlamaTarget(tiny, config, max_nodes=64) as target:
+        drafter = RandomDrafter(0, tiny.n_vocab)
+        text = [e.token for e in generate(target, drafter, Greedy(), prompt, max_tokens=999, stats=stats)]
+        assert len(text) == 256 - n_prompt
+        assert len(target.held) == 255
+    assert stats.drafted > 0 or n_prompt == 255
+    assert {(limit.nodes, limit.leaves) for limit in drafter.limits} == {(64, 63)}, "no fall back to small trees"
+
+
+def test_holes_are_given_back_when_space_is_short(tiny):
+    """Each step rejects an early branch and keeps a later one, which leaves a hole every time."""
+    config = ContextConfig(n_ctx=250, n_batch=32, threads=1)
+    tree = DraftTree.of([40, 41, 42, 43, 44], [-1, 0, 1, 2, 0])
+    with LlamaTarget(tiny, config, max_nodes=8) as target:
+        for _ in range(120):
+            target.evaluate(tree)
+            target.commit([0, 4])
+        assert len(target.held) == 240
+        assert target.held == [40, 44] * 120
+
+
+def test_a_tree_beyond_the_opened_size_is_refused_with_the_numbers(tiny):
+    with open_target(tiny, max_nodes=4) as target:
+        with pytest.raises(ConfigError, match="5 nodes and 1 leaves; this target was opened for 4 nodes"):
+            target.evaluate(DraftTree.chain([1, 2, 3, 4, 5]))
+        target.evaluate(DraftTree.chain([1, 2]))
+        target.commit([0])
+        assert target.held == [1]
+
+
+@pytest.mark.parametrize("max_nodes", [0, 257, 1000])
+def test_max_nodes_out_of_range_is_refused_before_llama_cpp_sees_it(tiny, max_nodes):
+    with pytest.raises(ConfigError, match="from 1 to 256"):
+        LlamaTarget(tiny, EXACT, max_nodes)
+
+
+def test_the_largest_tree_works(tiny):
+    rng = np.random.default_rng(5)
+    with LlamaTarget(tiny, EXACT, 256) as target:
+        wide = DraftTree.of(range(256), [-1] + [0] * 255)
+        assert target.evaluate(wide).shape == (256, tiny.n_vocab)
+        target.commit([0, 200])
+        assert target.held == [0, 200]
+        for _ in range(3):
+            target.evaluate(random_tree(rng, tiny.n_vocab, 9, 256, 255, 4))
+            target.commit([0])
+        np.testing.assert_array_equal(target.evaluate(DraftTree.chain([9]))[0], row_after(tiny, [0, 200, 9, 9, 9, 9]))
+
+
+def test_the_context_full_error_says_the_numbers(tiny):
+    with LlamaTarget(tiny, ContextConfig(n_ctx=16, n_batch=16, threads=1)) as target:
+        with pytest.raises(ContextFullError, match="16 tokens do not fit into a context of 16"):
+            target.prefill(range(3, 19))
+        target.prefill(range(3, 18))
+        target.evaluate(DraftTree.chain([5]))
+        target.commit([0])
+        with pytest.raises(ContextFullError, match=r"context of 16 tokens is full: 16 are held.*--ctx"):
+            target.evaluate(DraftTree.chain([5]))
+
+
+def test_a_failing_decode_rolls_back_and_is_named(tiny, monkeypatch):
+    with open_target(tiny) as target:
+        target.prefill(PROMPT)
+        real = target._lib.llama_decode
+        monkeypatch.setattr(target._lib, "llama_decode", lambda ctx, batch: (real(ctx, batch) and 0) or -3)
+        with pytest.raises(DecodeError, match="llama_decode returned -3 for a tree of 2 nodes and 1 leaves"):
+            target.evaluate(DraftTree.chain([5, 6]))
+        monkeypatch.undo()
+        assert cells(target)[0] == (0, len(PROMPT) - 1)
+        row = target.evaluate(DraftTree.chain([5]))[0]
+        np.testing.assert_array_equal(row, row_after(tiny, [*PROMPT, 5]))
+
+
+def test_an_interrupt_during_a_forward_rolls_back(tiny, monkeypatch):
+    with open_target(tiny) as target:
+        target.prefill(PROMPT)
+        real = target._lib.llama_decode
+
+        def interrupted(ctx, batch):
+            real(ctx, batch)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(target._lib, "llama_decode", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            target.evaluate(DraftTree.of([5, 6, 7], [-1, 0, 0]))
+        monkeypatch.undo()
+        assert cells(target)[0] == (0, len(PROMPT) - 1)
+
+
+def test_closing_twice_is_harmless_and_a_closed_target_says_so(tiny_path):
+    model = Model(tiny_path)
+    target = open_target(model)
+    target.close()
+    target.close()
+    with pytest.raises(ModelError, match="closed"):
+        target.evaluate(DraftTree.chain([1]))
+    model.close()
+    model.close()
+    with pytest.raises(ModelError, match="closed"):
+        open_target(model)
+
+
+def test_closing_the_model_closes_its_targets_first(tiny_path):
+    model = Model(tiny_path)
+    target = open_target(model)
+    target.prefill(PROMPT)
+    model.close()
+    with pytest.raises(ModelError, match="this target is closed"):
+        target.clear()
+    target.close()
+
+
+def test_a_recurrent_model_is_told_by_its_memory_and_decodes_plainly(tmp_path):
+    path = write_tiny_gguf(tmp_path / "mamba.gguf", arch="mamba", n_layer=2, quant="F32")
+    with Model(path) as model:
+        assert not model.can_branch
+        texts = []
+        for draft in ("none", "paper"):
+            config, stats = DraftConfig(draft=draft), GenerationStats()
+            with LlamaTarget(model, EXACT, config.nodes) as target:
+                assert target.max_nodes == 1
+                for _ in range(3):
+                    drafter = make_drafter(config, model.n_vocab, model.end_tokens)
+                    out = generate(target, drafter, Greedy(), PROMPT, max_tokens=30, stats=stats)
+                    texts.append([e.token for e in out])
+            assert stats.drafted == 0
+        assert all(text == texts[0] for text in texts), "an edited or repeated prompt starts from a clean state"
+
+
+def test_context_options_pass_through_by_name_and_unknown_ones_list_the_known(tiny):
+    config = ContextConfig(n_ctx=64, threads=1, options={"rope_freq_base": 5000.0})
+    with LlamaTarget(tiny, config) as target:
+        changed = target.evaluate(DraftTree.chain([5]))[0].copy()
+    assert changed.shape == (tiny.n_vocab,)
+    with pytest.raises(ConfigError, match=r"no option 'rope'; known: .*rope_freq_base"):
+        LlamaTarget(tiny, ContextConfig(options={"rope": 1}))
+    with pytest.raises(ConfigError, match="n_seq_max follows from other settings"):
+        LlamaTarget(tiny, ContextConfig(options={"n_seq_max": 1}))
+
+
+def test_model_options_pass_through_by_name(tiny_path):
+    with Model(tiny_path, config=_model_config({"check_tensors": True})) as model:
+        assert model.n_vocab == 320
+    with pytest.raises(ConfigError, match="the model has no option 'mmap'"):
+        Model(tiny_path, config=_model_config({"mmap": False}))
+
+
+def _model_config(options):
+    from racer_local.config import ModelConfig
+
+    return ModelConfig(options=options)
+
+
+def test_the_log_callback_outlives_a_garbage_collection(tiny_path):
+    import gc
+
+    gc.collect()
+    assert isinstance(library._on_log, ctypes._CFuncPtr)
+    with Model(tiny_path) as model, open_target(model) as target:
+        target.prefill(PROMPT)
