@@ -48,9 +48,9 @@ def _break_control_tokens(model: Model, text: str, mark: str) -> str:
         tokens = model.tokenize(text, parse_special=True)
         if tokens == model.tokenize(text):
             return text
-        spellings = {model.piece(t, special=True).decode("utf-8", "replace") for t in tokens if model.is_control(t)}
+        spellings = {model.piece(t, special=True).decode("utf-8", "replace") for t in tokens if model.is_special(t)}
         broken = text
-        for spelling in spellings - {""}:
+        for spelling in (s for s in spellings if len(s) > 1):
             broken = broken.replace(spelling, spelling[:1] + mark + spelling[1:])
         if broken == text:
             return text

@@ -87,8 +87,10 @@ class Model:
                 return buffer.raw[:n]
             size = -n
 
-    def is_control(self, token: int) -> bool:
-        return bool(self._lib.llama_vocab_is_control(self.vocab, token))
+    def is_special(self, token: int) -> bool:
+        """Whether a text's spelling becomes this token only with `parse_special` (control tokens, <unk>)."""
+        special = self._lib.LLAMA_TOKEN_ATTR_CONTROL | self._lib.LLAMA_TOKEN_ATTR_UNKNOWN
+        return bool(self._lib.llama_vocab_get_attr(self.vocab, token) & special)
 
     @property
     def bos(self) -> str:
@@ -132,16 +134,16 @@ def _check_file(path: Path) -> None:
         raise ModelError(f"no model file at {path}; check the path, or see: racer-local models list")
     try:
         with path.open("rb") as file:
-            magic = file.read(4)
+            magic, tensors = file.read(8)[:4], file.read(8)
     except OSError as error:
         raise ModelError(f"{path} can't be read: {error.strerror}") from error
     if magic != GGUF_MAGIC:
         raise ModelError(f"{path} is no GGUF file (it starts with {magic!r}); convert the model or pick another")
+    if tensors == bytes(8):
+        raise ModelError(f"{path} holds a vocabulary and no weights; use the whole model file")
 
 
 def _why_not(path: Path, reason: str) -> str:
-    if "within the file bounds" in reason or "failed to read" in reason or "unexpectedly" in reason:
+    if any(words in reason for words in ("within the file bounds", "failed to read", "remaining file size")):
         return f"{path} is truncated or damaged ({reason}); fetch it again"
-    if "missing tensor" in reason:
-        return f"{path} holds a vocabulary but not all weights ({reason}); use the whole model file"
-    return f"{path} can't be loaded: {reason}"
+    return f"{path} can't be loaded ({reason}); fetch it again, or update llama-cpp-python if the model is newer"
