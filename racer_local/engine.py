@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,19 +12,9 @@ from numpy.typing import NDArray
 from racer_local.draft import Drafter, TopK
 from racer_local.errors import ConfigError, ContextFullError
 from racer_local.stats import GenerationStats
-from racer_local.target import Rows, Target, never
+from racer_local.target import Rows, Sampler, Target, never
 from racer_local.tree import DraftTree, Limit, NodeIds, Tokens
 from racer_local.verify import verify
-
-
-class Sampler(Protocol):
-    """The full sampler chain; its state sees only the prompt and emitted tokens, in order."""
-
-    def begin(self, prompt: Tokens) -> None: ...
-
-    def draw(self, logits: NDArray[np.float32]) -> int:
-        """The next token after the row `logits`, [vocabulary]; one draw, noted as emitted."""
-        ...
 
 
 class Emitted(NamedTuple):

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from racer_local.config import ContextConfig, DraftConfig, ModelConfig, SamplingConfig
 from racer_local.draft import TopK, make_drafter
-from racer_local.engine import Sampler, generate
+from racer_local.engine import generate
 from racer_local.llama import LlamaTarget, Model, make_sampler
 from racer_local.stats import GenerationStats
-from racer_local.target import never
+from racer_local.target import Sampler, never
 from racer_local.text import Detokenizer
 from racer_local.tree import Tokens
 

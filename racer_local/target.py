@@ -1,4 +1,4 @@
-"""The Target protocol: the model whose output must not change."""
+"""The Target protocol, the model whose output must not change, and the Sampler that draws from its rows."""
 
 from __future__ import annotations
 
@@ -45,4 +45,14 @@ class Target(Protocol):
 
     def commit(self, path: NodeIds) -> None:
         """Keep this path of the evaluated tree in the cache, drop the rest; an empty path drops all."""
+        ...
+
+
+class Sampler(Protocol):
+    """The full sampler chain; its state sees only the prompt and emitted tokens, in order."""
+
+    def begin(self, prompt: Tokens) -> None: ...
+
+    def draw(self, logits: NDArray[np.float32]) -> int:
+        """The next token after the row `logits`, [vocabulary]; one draw, noted as emitted."""
         ...

@@ -23,15 +23,15 @@ LAYERS = {
     "models": 1,
     "draft": 2,
     "target": 2,
-    "engine": 3,
     "llama": 3,
+    "engine": 3,
     "session": 4,
     "bootstrap": 4,
     "bench": 5,
     "cli": 6,
     "__main__": 7,
 }
-"""A module imports from its own layer or lower ones. `draft` and `llama` know nothing of each other."""
+"""A module imports from its own layer or lower ones. `llama` knows neither `draft` nor the engine, nor they it."""
 
 
 def room(module):
@@ -58,7 +58,7 @@ def test_no_module_imports_upward(path):
     for module in imports(path):
         other = room(module)
         assert LAYERS[other] <= LAYERS[own], f"{own} imports {module}"
-        assert {own, other} != {"draft", "llama"}
+        assert {own, other} not in ({"draft", "llama"}, {"engine", "llama"})
         if own == "kernels":
             assert other == "kernels"
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from racer_local.config import SamplingConfig
-from racer_local.engine import Sampler
 from racer_local.llama import library
+from racer_local.target import Sampler
 from racer_local.tree import Tokens
 
 
