@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -79,26 +80,36 @@ class DraftTree:
     @classmethod
     def chain(cls, tokens: Tokens) -> DraftTree:
         """A single path; of one token: nothing drafted."""
-        return cls.of(tokens, range(-1, len(tokens) - 1))
+        n = len(tokens)
+        sources = np.full(n, Source.CONTEXT, np.int32)
+        sources[:1] = Source.ROOT
+        places = np.arange(-1, n, dtype=np.int32)
+        return cls(np.asarray(tokens, np.int32), places[:-1], places[1:], sources)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def child(self, node: int, token: int) -> int:
         """The child of `node` that carries `token`, or -1."""
-        found = np.flatnonzero((self.parents == node) & (self.tokens == token))
-        return int(found[0]) if len(found) else -1
+        return self._children.get((node, token), -1)
+
+    @cached_property
+    def _children(self) -> dict[tuple[int, int], int]:
+        edges = zip(self.parents.tolist(), self.tokens.tolist(), strict=True)
+        return {edge: node for node, edge in enumerate(edges)}
 
     def leaf_spans(self) -> tuple[Int32s, Int32s]:
         """([n] first, [n] end): the leaves below each node are numbers first .. end-1, counted from the left."""
-        is_leaf = np.ones(len(self), np.int32)
-        is_leaf[self.parents[1:]] = 0
-        first = np.cumsum(is_leaf, dtype=np.int32) - is_leaf
-        end = (first + is_leaf).astype(np.int32)
-        for node in range(len(self) - 1, 0, -1):
-            parent = self.parents[node]
-            end[parent] = max(end[parent], end[node])
-        return first.astype(np.int32), end
+        n, parents = len(self), self.parents.tolist()
+        first, end, leaves = [0] * n, [0] * n, 0
+        for node in range(n):
+            first[node] = leaves
+            if node + 1 == n or parents[node + 1] != node:
+                leaves += 1
+                end[node] = leaves
+        for node in range(n - 1, 0, -1):
+            end[parents[node]] = max(end[parents[node]], end[node])
+        return np.array(first, np.int32), np.array(end, np.int32)
 
 
 def _check_depth_first(parents: list[int], depths: list[int]) -> None:

@@ -8,12 +8,12 @@ hole would change the sums of the text behind it. Holes are given back when spac
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from racer_local.config import MAX_NODES, PROMPT_ROWS, ContextConfig, default_threads
 from racer_local.errors import ConfigError, ContextFullError, DecodeError, ModelError
@@ -56,6 +56,8 @@ class LlamaTarget:
         """The tokens in the cache."""
         self._spare = self.max_leaves
         self._prompt_rows = PROMPT_ROWS if self.max_nodes > 1 else 1
+        self._max_rows = max(self._prompt_rows, self.max_nodes, self.max_leaves + 1)
+        self._logits_at: int | None = None
         self._handle: Any = None
         self._lib = library.init()
         self._handle = self._open(config)
@@ -63,7 +65,7 @@ class LlamaTarget:
         self._batch = Batch(self._lib, max(config.n_batch, self.max_nodes))
         self._tree = DraftTree.chain([0])
         self._first, self._end = self._tree.leaf_spans()
-        self._synced = np.zeros(self.max_leaves, np.int64)
+        self._synced = [0] * self.max_leaves
         """Up to which position each sequence holds the text."""
 
     def _open(self, config: ContextConfig) -> Any:
@@ -74,7 +76,7 @@ class LlamaTarget:
         params.n_ubatch = max(min(config.n_batch, params.n_ubatch), self.max_nodes)
         params.n_seq_max = self.max_leaves + 1
         params.kv_unified = True
-        params.n_outputs_max = max(self._prompt_rows, self.max_nodes, params.n_seq_max)
+        params.n_outputs_max = self._max_rows
         params.n_threads = params.n_threads_batch = config.threads or default_threads()
         params.flash_attn_type = _flash_attn(lib, config, self.model.offloads)
         params.type_k = params.type_v = GGML_TYPES[config.kv_type]
@@ -137,30 +139,31 @@ class LlamaTarget:
         if not path:
             self._cut(len(self.held))
             return
-        past, last = len(self.held), path[-1]
+        past, keeper = len(self.held), int(self._first[path[-1]])
         shared = self._depth_shared_with(path)
-        for leaf, depth in enumerate(shared.tolist()):
-            if leaf < self._first[last]:
-                self._copy(leaf, self._spare, past + depth, END)
-        for leaf, depth in enumerate(shared.tolist()):
-            if leaf != self._first[last]:
-                self._remove(leaf, past + depth, END)
-        self._remove(int(self._first[last]), past + len(path), END)
-        if self._first[last] > 0:
-            self._copy(int(self._first[last]), 0, past + int(shared[0]), END)
+        for leaf in range(keeper):
+            self._copy(leaf, self._spare, past + shared[leaf], END)
+        for leaf, depth in enumerate(shared):
+            self._remove(leaf, past + depth, END)
+            self._synced[leaf] = past + depth
+        if keeper > 0:
+            self._copy(keeper, 0, past + shared[0], END)
         self.held.extend(self._tree.tokens[path].tolist())
-        self._synced[: len(shared)] = past + shared
         self._synced[0] = len(self.held)
 
     def clear(self) -> None:
         """Forget the text."""
         self._cut(0)
 
-    def _depth_shared_with(self, path: NodeIds) -> NDArray[np.int64]:
-        """[leaves] how many nodes of the path lie above (or at) each leaf."""
-        leaf = np.arange(self._end[0])
-        above = (self._first[path, None] <= leaf) & (leaf < self._end[path, None])
-        shared: NDArray[np.int64] = above.sum(axis=0)
+    def _depth_shared_with(self, path: NodeIds) -> list[int]:
+        """For each leaf, how many nodes of the path lie above (or at) it."""
+        low, high = 0, int(self._end[0])
+        shared = [len(path)] * high
+        for depth, node in enumerate(path):
+            first, end = int(self._first[node]), int(self._end[node])
+            for leaf in (*range(low, first), *range(end, high)):
+                shared[leaf] = depth
+            low, high = first, end
         return shared
 
     def _share_text(self, leaves: int) -> None:
@@ -168,7 +171,7 @@ class LlamaTarget:
         past = len(self.held)
         for leaf in range(1, leaves):
             if self._synced[leaf] < past:
-                self._copy(0, leaf, int(self._synced[leaf]), past)
+                self._copy(0, leaf, self._synced[leaf], past)
                 self._synced[leaf] = past
 
     def _decode(self, what: str) -> None:
@@ -194,7 +197,11 @@ class LlamaTarget:
 
     def _rows(self, n: int) -> Rows:
         logits = self._lib.llama_get_logits(self._context)
-        return np.ctypeslib.as_array(logits, shape=(n, self.model.n_vocab))
+        address = ctypes.cast(logits, ctypes.c_void_p).value
+        if address != self._logits_at:  # making a view costs more than the rest of a step
+            shape = (self._max_rows, self.model.n_vocab)
+            self._logits_at, self._logits = address, np.ctypeslib.as_array(logits, shape)
+        return self._logits[:n]
 
     def _cut(self, length: int) -> None:
         """Keep the first `length` tokens of the text, in every sequence, and drop what an evaluation left."""
@@ -203,7 +210,7 @@ class LlamaTarget:
             self._lib.llama_memory_clear(self._memory, False)
             length = 0
         del self.held[length:]
-        self._synced = np.minimum(self._synced, length)
+        self._synced = [min(synced, length) for synced in self._synced]
 
     def _remove(self, sequence: int, start: int, end: int) -> bool:
         return bool(self._lib.llama_memory_seq_rm(self._memory, sequence, start, end))
