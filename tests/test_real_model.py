@@ -20,6 +20,7 @@ PROMPTS = [
     "Give me a table of the planets with their number of moons, in JSON.",
     "Translate into French: The quick brown fox jumps over the lazy dog.",
 ]
+DEMO = Path(__file__).parent.parent / "examples" / "rewrite.txt"
 EXACT = {"flash_attn": "on", "kv_type": "bf16"}
 TOKENS = 64
 
@@ -28,6 +29,16 @@ def answer(model, text, draft, sampling=None, max_tokens=TOKENS, **context):
     prompt = render_chat(model, [{"role": "user", "content": text}])
     with Session(model, ContextConfig(n_ctx=1024, **context), DraftConfig(draft=draft)) as session:
         return session.answer(prompt, sampling or SamplingConfig(), max_tokens, record=True)
+
+
+def test_the_settings_of_the_demo_give_the_ids_of_plain_decoding(smollm2):
+    context = {"flash_attn": "on", "kv_type": "q8_0"}
+    text = DEMO.read_text(encoding="utf-8")
+    plain = answer(smollm2, text, "none", max_tokens=200, **context)
+    for draft in ("racer", "lookup"):
+        drafted = answer(smollm2, text, draft, max_tokens=200, **context)
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.stats.mean_accepted_tokens > 2
 
 
 @pytest.mark.parametrize("text", PROMPTS, ids=["code", "repetition", "json", "translation"])
@@ -76,8 +87,7 @@ def test_three_turns_of_a_chat_equal_a_fresh_session(smollm2):
 
 
 def test_the_demo_prompt_accepts_what_it_can_reuse(smollm2):
-    text = (Path(__file__).parent.parent / "examples" / "rewrite.txt").read_text(encoding="utf-8")
-    drafted = answer(smollm2, text, "racer", max_tokens=200)
+    drafted = answer(smollm2, DEMO.read_text(encoding="utf-8"), "racer", max_tokens=200)
     assert drafted.stats.mean_accepted_tokens > 2
     assert drafted.stats.accepted_by_source["context"] > drafted.stats.accepted_by_source["logits"]
 

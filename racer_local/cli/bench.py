@@ -46,5 +46,6 @@ def run_memory(args: argparse.Namespace) -> int:
     result = measure(str(find(args.model)), args.draft.split(","), args.ctx, args.max_tokens)
     for name, peak in result["peak_mib"].items():
         print(f"{name:10} {peak:8.1f} MiB ({result['above_plain_mib'].get(name, 0.0):+.1f})")
+    print(f"numba and its compiled kernels are {result['of_it_numba_mib']:.1f} MiB of each difference")
     print(json.dumps(result))
     return 0
