@@ -17,7 +17,7 @@ from racer_local.llama import LlamaTarget, Model, library
 from racer_local.stats import GenerationStats
 from racer_local.tree import DraftTree
 
-EXACT = ContextConfig(n_ctx=512, n_batch=32, threads=1, flash_attn="on", kv_type="bf16")
+EXACT = ContextConfig(n_ctx=1024, n_batch=32, threads=1, flash_attn="on", kv_type="bf16")
 PROMPT = [1, *range(40, 60)]
 
 
@@ -46,6 +46,19 @@ def cells(target):
     lib, memory = target._lib, target._memory
     text = lib.llama_memory_seq_pos_min(memory, 0), lib.llama_memory_seq_pos_max(memory, 0)
     return text, [lib.llama_memory_seq_pos_max(memory, s) for s in range(1, target.max_leaves)]
+
+
+def positions_in_cell_order(target, sequence=0):
+    """Positions of a sequence's cells in the order in which they lie, read from llama_state_seq_get_data."""
+    lib, context = target._lib, target._handle
+    size = lib.llama_state_seq_get_size(context, sequence)
+    raw = (ctypes.c_uint8 * size)()
+    assert lib.llama_state_seq_get_data(context, raw, size, sequence) == size
+    words = np.frombuffer(raw, np.int32, count=4)
+    n = int(words[3])
+    cells = np.frombuffer(raw, np.int32, count=4 + 3 * n)[4:].reshape(n, 3)
+    assert (cells[:, 1:] == (1, sequence)).all(), "one sequence id a cell: the format is as expected"
+    return cells[:, 0].tolist()
 
 
 def test_every_node_sees_its_own_path_and_nothing_else(tiny):
@@ -84,6 +97,7 @@ def test_rejected_branch_leaves_no_trace_in_the_cache(tiny):
             assert target.held == text
             assert cells(target)[0] == (0, len(text) - 1)
             assert all(last < len(text) for last in cells(target)[1])
+            assert positions_in_cell_order(target) == list(range(len(text))), "no later token lies in an earlier hole"
         row = target.evaluate(DraftTree.chain([77]))[0]
         np.testing.assert_array_equal(row, row_after(tiny, [*text, 77]))
 
@@ -123,6 +137,23 @@ def test_each_drafter_gives_the_plain_token_ids_with_flash_attention_and_bf16(ti
     assert text == plain
     assert stats.emitted == 200
     assert stats.accepted > 0, "a random-weight model repeats itself, which must be drafted"
+
+
+def test_the_order_of_the_cells_outlives_failures_and_edited_prompts(tiny):
+    """Holes may reach past the end of the text; cutting the text must not free them."""
+    tree = DraftTree.of([40, 41, 42, 43, 44], [-1, 0, 1, 2, 0])
+    with open_target(tiny) as target:
+        target.prefill(PROMPT)
+        for edit in (None, PROMPT, [*PROMPT, 40, 44, 7], PROMPT[:9]):
+            if edit:
+                target.prefill(edit)
+            target.evaluate(tree)
+            target.commit([0, 4])
+            target.evaluate(tree)
+            target.commit([])
+            target.evaluate(DraftTree.chain([5, 6, 7, 8]))
+            target.commit([0, 1])
+            assert positions_in_cell_order(target) == list(range(len(target.held)))
 
 
 def test_prefill_holds_exactly_the_tokens_and_reuses_a_shared_start(tiny):
@@ -187,6 +218,7 @@ def test_holes_are_given_back_when_space_is_short(tiny):
             target.evaluate(tree)
             target.commit([0, 4])
         assert len(target.held) == 240
+        assert sorted(positions_in_cell_order(target)) == list(range(240))
         assert target.held == [40, 44] * 120
 
 

@@ -204,8 +204,12 @@ class LlamaTarget:
         return self._logits[:n]
 
     def _cut(self, length: int) -> None:
-        """Keep the first `length` tokens of the text, in every sequence, and drop what an evaluation left."""
-        if length == 0 or not self._remove(-1, length, END):
+        """Keep the first `length` tokens of the text, in every sequence, and drop what an evaluation left.
+
+        Holes stay: a freed one would lie before cells that are kept.
+        """
+        cut = [self._remove(sequence, length, END) for sequence in range(self.max_leaves)]
+        if length == 0 or not all(cut):
             # Partial removal is refused where the memory holds a recurrent state.
             self._lib.llama_memory_clear(self._memory, False)
             length = 0
