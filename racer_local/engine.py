@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
@@ -52,15 +51,15 @@ def generate(
         if cancelled():
             stats.finish_reason = "cancelled"
             return
-        with stats.decoding():
-            with stats.drafting():
+        with stats.timing("decode_seconds"):
+            with stats.timing("draft_seconds"):
                 tree = drafter.draft(root, Limit(target.max_nodes, target.max_leaves, depth=left - 1))
             rows = target.evaluate(tree)
         kept: NodeIds = []
         try:
-            with stats.decoding():
+            with stats.timing("decode_seconds"):
                 path, bonus = verify(tree, lambda node, rows=rows: sampler.draw(rows[node]))  # type: ignore[misc]
-                with stats.drafting():
+                with stats.timing("draft_seconds"):
                     if drafter.breadth:
                         drafter.observe(tree, TopK.of(rows, drafter.breadth))
             for node, root in zip(path, [*tree.tokens[path[1:]].tolist(), bonus], strict=True):
@@ -72,11 +71,11 @@ def generate(
                 stats.emitted += 1
                 yield Emitted(root, rows[node])
         finally:
-            with stats.decoding():
+            with stats.timing("decode_seconds"):
                 stats.count_step(tree, kept)
                 target.commit(kept)
                 if kept:
-                    with stats.drafting():
+                    with stats.timing("draft_seconds"):
                         drafter.accept(kept, root)
 
 
@@ -105,10 +104,9 @@ def _prefill(
     def learn(tokens: Tokens, rows: Rows) -> None:
         drafter.observe(DraftTree.chain(tokens), TopK.of(rows, drafter.breadth))
 
-    started = perf_counter()
-    sampler.begin(prompt)
-    drafter.begin(prompt)
     stats.prompt_tokens = len(prompt)
     learns = drafter.breadth > 0 and target.max_nodes > 1
-    stats.cached_tokens = target.prefill(prompt[:-1], learn if learns else None, cancelled)
-    stats.prefill_seconds = perf_counter() - started
+    with stats.timing("prefill_seconds"):
+        sampler.begin(prompt)
+        drafter.begin(prompt)
+        stats.cached_tokens = target.prefill(prompt[:-1], learn if learns else None, cancelled)

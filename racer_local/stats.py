@@ -36,22 +36,15 @@ class GenerationStats:
     """stop: an end token; length: max_tokens or a full context; cancelled: the caller's `cancelled`."""
 
     @contextmanager
-    def decoding(self) -> Iterator[None]:
-        """Adds the time of its body to `decode_seconds`."""
+    def timing(self, *counters: str) -> Iterator[None]:
+        """Adds the seconds that its body takes to these counters."""
         started = perf_counter()
         try:
             yield
         finally:
-            self.decode_seconds += perf_counter() - started
-
-    @contextmanager
-    def drafting(self) -> Iterator[None]:
-        """Adds the time of its body to `draft_seconds`."""
-        started = perf_counter()
-        try:
-            yield
-        finally:
-            self.draft_seconds += perf_counter() - started
+            seconds = perf_counter() - started
+            for counter in counters:
+                setattr(self, counter, getattr(self, counter) + seconds)
 
     def count_step(self, tree: DraftTree, kept: NodeIds) -> None:
         """One verified tree of which the nodes `kept` (root first) became text."""

@@ -5,7 +5,7 @@ import pytest
 
 from racer_local.config import DRAFTERS, DraftConfig
 from racer_local.draft import TopK, make_drafter
-from racer_local.draft.base import Text
+from racer_local.draft.sources import Text
 from racer_local.errors import ConfigError
 from racer_local.tree import DraftTree, Limit
 
@@ -93,7 +93,7 @@ def test_a_chat_that_goes_on_is_counted_once():
     again.begin([1, 2, 9])  # an edited message
     once = make_drafter(DraftConfig(draft="retrieval"), 50)
     once.begin([1, 2, 3, 4])
-    grams = [drafter.ngrams.trie for drafter in (again, once)]
+    grams = [drafter.sources[0].trie for drafter in (again, once)]
     one = [trie.counts[trie.first_child[0]] for trie in grams]
     assert max(grams[0].counts[: grams[0].meta[0]]) == 1
     assert one == [1, 1]

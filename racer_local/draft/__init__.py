@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Protocol
 
 import numpy as np
@@ -60,20 +59,27 @@ class Drafter(Protocol):
 
 
 def make_drafter(config: DraftConfig, n_vocab: int, end_tokens: Collection[int] = ()) -> Drafter:
-    """The drafter that `config` names. `end_tokens` are never drafted."""
+    """The drafter that `config` names. `end_tokens` are never drafted.
+
+    `paper` is RACER as published: retrieval first, the logits tree fills what is left, and a node that both propose
+    is one node. `racer` is the same under a budget that a CPU can bear, until drafts know what they cost.
+    """
     from racer_local.draft.none import NoDrafter
 
-    if config.draft == "none" or config.nodes == 1:
+    if config.nodes == 1:
         return NoDrafter()
-    module, name = {
-        "lookup": ("lookup", "LookupDrafter"),
-        "logits": ("logits", "LogitsDrafter"),
-        "retrieval": ("retrieval", "RetrievalDrafter"),
-        "paper": ("paper", "PaperDrafter"),
-        # The paper's tree under a budget that a CPU can bear, until drafts know what they cost.
-        "racer": ("paper", "PaperDrafter"),
-    }[config.draft]
+    from racer_local.draft.logits import CueTable
+    from racer_local.draft.lookup import PromptLookup
+    from racer_local.draft.retrieval import NgramTrie
+    from racer_local.draft.sources import SourcesDrafter
+
     banned = np.zeros(n_vocab, np.bool_)
     banned[list(end_tokens)] = True
-    drafter: Drafter = getattr(import_module(f"{__name__}.{module}"), name)(config, banned)
-    return drafter
+    sources = {
+        "lookup": (PromptLookup,),
+        "logits": (CueTable,),
+        "retrieval": (NgramTrie,),
+        "paper": (NgramTrie, CueTable),
+        "racer": (NgramTrie, CueTable),
+    }[config.draft]
+    return SourcesDrafter([source(config, banned) for source in sources], config.nodes)

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from racer_local.draft.base import Text, TreeDrafter
+import numpy as np
+from numpy.typing import NDArray
+
+from racer_local.config import DraftConfig
+from racer_local.draft.sources import DraftSource, Text
 from racer_local.kernels import layout
+from racer_local.kernels.layout import Scratch
 from racer_local.kernels.lookup import find_continuation
-from racer_local.tree import Int32s, Source
+from racer_local.tree import Int32s, NodeIds, Source
 
 
-class LookupDrafter(TreeDrafter):
+class PromptLookup(DraftSource):
     """Suffixes of `config.lookup_ngram` down to one token are looked up in this conversation's text."""
 
-    def _begin(self, prompt: Int32s) -> None:
+    def __init__(self, config: DraftConfig, banned: NDArray[np.bool_]) -> None:
+        self.longest, self.banned = config.lookup_ngram, banned
+
+    def begin(self, prompt: Int32s) -> None:
         self.text = Text()
         self.text.extend(prompt)
 
-    def _extend(self, tokens: Int32s) -> None:
+    def accept(self, path: NodeIds, tokens: Int32s) -> None:
         self.text.extend(tokens)
 
-    def _grow(self) -> None:
+    def grow(self, tree: Scratch) -> None:
         text = self.text.tokens
-        at = find_continuation(text, len(text), self.config.lookup_ngram)
+        at = find_continuation(text, len(text), self.longest)
         node = 0
         for token in text[at:].tolist() if at >= 0 else ():
-            node = -1 if self.banned[token] else layout.add(self.tree, node, token, Source.CONTEXT)
+            node = -1 if self.banned[token] else layout.add(tree, node, token, int(Source.CONTEXT))
             if node < 0:
                 break

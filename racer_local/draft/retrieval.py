@@ -6,13 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from racer_local.config import DraftConfig
-from racer_local.draft.base import Text, TreeDrafter
+from racer_local.draft.sources import DraftSource, Text
 from racer_local.kernels import automaton
 from racer_local.kernels.layout import Scratch
-from racer_local.tree import Int32s, Source
+from racer_local.tree import Int32s, NodeIds, Source
 
 
-class NgramTrie:
+class NgramTrie(DraftSource):
     """The n-grams of the running text and of earlier ones, bounded; see `kernels.automaton`.
 
     A prompt that goes on from the running text (the next turn of a chat) is counted from where it differs.
@@ -30,26 +30,14 @@ class NgramTrie:
         if shared < self.text.length:
             self.text.cut(shared)
             automaton.seek(self.trie, prompt[:shared])
-        self.extend(prompt[shared:])
+        self._extend(prompt[shared:])
 
-    def extend(self, tokens: Int32s) -> None:
-        self.text.extend(tokens)
-        automaton.append(self.trie, np.ascontiguousarray(tokens))
+    def accept(self, path: NodeIds, tokens: Int32s) -> None:
+        self._extend(tokens)
 
     def grow(self, tree: Scratch) -> None:
         automaton.propose(self.trie, self.banned, tree, int(Source.CONTEXT), self._heap, self._places)
 
-
-class RetrievalDrafter(TreeDrafter):
-    def __init__(self, config: DraftConfig, banned: NDArray[np.bool_]) -> None:
-        super().__init__(config, banned)
-        self.ngrams = NgramTrie(config, banned)
-
-    def _begin(self, prompt: Int32s) -> None:
-        self.ngrams.begin(prompt)
-
     def _extend(self, tokens: Int32s) -> None:
-        self.ngrams.extend(tokens)
-
-    def _grow(self) -> None:
-        self.ngrams.grow(self.tree)
+        self.text.extend(tokens)
+        automaton.append(self.trie, np.ascontiguousarray(tokens))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -123,9 +122,7 @@ class Model:
     def __enter__(self) -> Model:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
