@@ -78,7 +78,7 @@ def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
         raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
 
 
-Options = Mapping[str, int | float | bool]
+Options = Mapping[str, int | float | bool | tuple[float, ...]]
 
 
 @dataclass(frozen=True)
@@ -153,6 +153,10 @@ class SamplingConfig:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def seeded(self) -> bool:
+        return self.seed is not None and self.seed >= 0
 
 
 @dataclass(frozen=True)

@@ -176,6 +176,7 @@ def test_a_bad_model_file_is_one_line_that_says_what_to_change(capfd, bad_files,
         (["--context-option", "x"], "must be NAME=VALUE"),
         (["--model-option", "main_gpu=first"], "it must be a number, true or false"),
         (["--model-option", "gpu=1"], "the model has no option 'gpu'; known: "),
+        (["--model-option", "tensor_split=1,x"], "it must be a number, true or false"),
         (["--no-such-flag"], "unrecognized arguments"),
     ],
 )

@@ -344,6 +344,9 @@ def test_context_options_pass_through_by_name_and_unknown_ones_list_the_known(ti
 def test_model_options_pass_through_by_name(tiny_path):
     with Model(tiny_path, config=_model_config({"check_tensors": True})) as model:
         assert model.n_vocab == 320
+    Model(tiny_path, config=_model_config({"tensor_split": (0.75, 0.25), "main_gpu": 0})).close()
+    with pytest.raises(ConfigError, match=r"tensor_split=0.5 is not of its type"):
+        Model(tiny_path, config=_model_config({"tensor_split": 0.5}))
     with pytest.raises(ConfigError, match="the model has no option 'mmap'"):
         Model(tiny_path, config=_model_config({"mmap": False}))
 

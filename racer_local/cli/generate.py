@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from racer_local import models
@@ -19,7 +19,7 @@ from racer_local.stats import GenerationStats, speed_up
 
 if TYPE_CHECKING:
     from racer_local.llama import Model
-    from racer_local.session import Answer, Difference
+    from racer_local.session import Answer, Difference, Session
 
 INTERRUPTED = 130
 WARM_UP_TOKENS = 8
@@ -39,82 +39,77 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     # All that can be wrong without the model is found before it is loaded.
-    if args.max_tokens < 0:
-        raise ConfigError(f"--max-tokens is {args.max_tokens}; it must be 0 or more")
-    text = _read_prompt(args.prompt)
+    text = _read_prompt(args)
     sampling, draft = from_args(SamplingConfig, args), from_args(DraftConfig, args)
     context = from_args(ContextConfig, args, options=parse_options(args.context_option, "--context-option"))
     config = from_args(ModelConfig, args, options=parse_options(args.model_option, "--model-option"))
+    if args.compare and not (sampling.greedy or sampling.seeded):
+        raise ConfigError("--compare with a temperature needs a --seed, or the two answers differ by chance")
     path = models.find(args.model)
 
     from racer_local.session import open_model
 
     _show_any_character()
-    with open_model(path, config) as model:
+    with open_model(path, config) as model, _interruptible() as cancelled:
         if args.n_ctx is None:
             context = replace(context, n_ctx=min(context.n_ctx, model.n_ctx_train))
-        prompt = _prompt_tokens(model, text, args)
-        with _interruptible() as cancelled:
-            work = _compare if args.compare else _answer
-            return work(args, model, context, draft, sampling, prompt, cancelled)
+        work = _Work(args, model, context, draft, sampling, _prompt_tokens(model, text, args), cancelled)
+        (_compare if args.compare else _answer)(work)
+        return INTERRUPTED if cancelled() else 0
 
 
-def _answer(
-    args: argparse.Namespace,
-    model: Model,
-    context: ContextConfig,
-    draft: DraftConfig,
-    sampling: SamplingConfig,
-    prompt: list[int],
-    cancelled: Callable[[], bool],
-) -> int:
-    from racer_local.session import Session
+@dataclass(frozen=True)
+class _Work:
+    """What there is to answer, and how."""
 
-    with Session(model, context, draft) as session:
+    args: argparse.Namespace
+    model: Model
+    context: ContextConfig
+    draft: DraftConfig
+    sampling: SamplingConfig
+    prompt: list[int]
+    cancelled: Callable[[], bool]
+
+    def open(self, draft: DraftConfig) -> Session:
+        from racer_local.session import Session
+
+        return Session(self.model, self.context, draft)
+
+    def answer(self, session: Session, max_tokens: int, *, show: bool, record: bool = False) -> Answer:
+        on_text = _stream if show and not self.args.json else _ignore
+        answer = session.answer(
+            self.prompt, self.sampling, max_tokens, on_text=on_text, cancelled=self.cancelled, record=record
+        )
+        if on_text is _stream:
+            print(flush=True)
+        return answer
+
+
+def _answer(work: _Work) -> None:
+    with work.open(work.draft) as session:
         if session.plain_because:
             print(f"racer-local: note: {session.plain_because}", file=sys.stderr)
-        show = _ignore if args.json else _stream
-        answer = session.answer(prompt, sampling, args.max_tokens, on_text=show, cancelled=cancelled)
-    if not args.json:
-        print()
+        answer = work.answer(session, work.args.max_tokens, show=True)
     print(describe(answer.stats), file=sys.stderr)
-    if args.json:
+    if work.args.json:
         print(json.dumps(as_json(answer), ensure_ascii=False))
-    return INTERRUPTED if answer.stats.finish_reason == "cancelled" else 0
 
 
-def _compare(
-    args: argparse.Namespace,
-    model: Model,
-    context: ContextConfig,
-    draft: DraftConfig,
-    sampling: SamplingConfig,
-    prompt: list[int],
-    cancelled: Callable[[], bool],
-) -> int:
-    from racer_local.session import Session, first_difference
+def _compare(work: _Work) -> None:
+    from racer_local.session import first_difference
 
-    if not sampling.greedy and (sampling.seed is None or sampling.seed < 0):
-        raise ConfigError("--compare with a temperature needs a --seed, or the two answers differ by chance")
     answers: list[Answer] = []
-    for config in (replace(draft, draft="none"), draft):
-        with Session(model, context, config) as session:
-            session.answer(prompt, sampling, min(WARM_UP_TOKENS, args.max_tokens), cancelled=cancelled)
+    for draft in (replace(work.draft, draft="none"), work.draft):
+        with work.open(draft) as session:
+            work.answer(session, min(WARM_UP_TOKENS, work.args.max_tokens), show=False)
             session.forget()
-            show = _ignore if args.json or answers else _stream
-            answers.append(
-                session.answer(prompt, sampling, args.max_tokens, on_text=show, cancelled=cancelled, record=True)
-            )
-        if not args.json and len(answers) == 1:
-            print()
+            answers.append(work.answer(session, work.args.max_tokens, show=not answers, record=True))
+        print(describe(answers[-1].stats), file=sys.stderr)
     plain, drafted = answers
     difference = first_difference(plain, drafted)
-    for answer in answers:
-        print(describe(answer.stats), file=sys.stderr)
-    print(_verdict(model, plain, drafted, difference), file=sys.stderr)
-    if args.json:
+    print(_verdict(work.model, plain, drafted, difference), file=sys.stderr)
+    if work.args.json:
         print(json.dumps(_compare_json(plain, drafted, difference), ensure_ascii=False))
-    return INTERRUPTED if cancelled() else 0
 
 
 def describe(stats: GenerationStats) -> str:
@@ -167,7 +162,12 @@ def _verdict(model: Model, plain: Answer, drafted: Answer, difference: Differenc
     )
 
 
-def _read_prompt(prompt: str) -> str:
+def _read_prompt(args: argparse.Namespace) -> str:
+    if args.max_tokens < 0:
+        raise ConfigError(f"--max-tokens is {args.max_tokens}; it must be 0 or more")
+    if args.raw and args.system:
+        raise ConfigError("--system needs the chat template; leave out --raw, or put it into the prompt")
+    prompt: str = args.prompt
     text = sys.stdin.buffer.read().decode("utf-8", "replace") if prompt == "-" else prompt
     if not text.strip():
         raise ConfigError("the prompt is empty; give some text with -p, or on stdin with -p -")
@@ -178,8 +178,6 @@ def _prompt_tokens(model: Model, text: str, args: argparse.Namespace) -> list[in
     from racer_local.llama import render_chat
 
     if args.raw:
-        if args.system:
-            raise ConfigError("--system needs the chat template; leave out --raw, or put it into the prompt")
         return model.tokenize(text, add_special=True, parse_special=True)
     system = [{"role": "system", "content": args.system}] if args.system else []
     return render_chat(model, [*system, {"role": "user", "content": text}])

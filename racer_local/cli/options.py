@@ -47,8 +47,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_options(pairs: list[str], flag: str) -> Options:
-    """NAME=VALUE pairs; values are numbers, true or false."""
-    options: dict[str, int | float | bool] = {}
+    """NAME=VALUE pairs; values are numbers, true or false, or several numbers with commas between."""
+    options: dict[str, int | float | bool | tuple[float, ...]] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not (name and equals):
@@ -57,7 +57,9 @@ def parse_options(pairs: list[str], flag: str) -> Options:
     return options
 
 
-def _value(text: str, what: str) -> int | float | bool:
+def _value(text: str, what: str) -> int | float | bool | tuple[float, ...]:
+    if "," in text:
+        return tuple(float(_value(part, what)) for part in text.split(","))  # type: ignore[arg-type]
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):

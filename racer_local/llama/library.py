@@ -6,6 +6,7 @@ import ctypes
 from collections import deque
 from typing import Any
 
+from racer_local.config import Options
 from racer_local.errors import BindingError, ConfigError
 
 try:
@@ -47,16 +48,22 @@ def last_error() -> str:
     return lines[0] if lines else "llama.cpp gave no reason"
 
 
-def set_fields(params: Any, options: Any, what: str) -> None:
+def set_fields(params: Any, options: Options, what: str) -> None:
     """Set further fields of a llama.cpp parameter struct by their own name."""
-    known = {name for name, kind in params._fields_ if kind in _PLAIN_TYPES}
+    known = {name: kind for name, kind in params._fields_ if kind in (*_PLAIN_TYPES, _FLOATS)}
     for name, value in options.items():
         if name not in known:
             raise ConfigError(f"{what} has no option {name!r}; known: {', '.join(sorted(known))}")
         try:
-            setattr(params, name, value)
-        except TypeError as error:
-            raise ConfigError(f"{what} option {name}={value!r}: {error}") from error
+            setattr(params, name, _float_array(value) if known[name] is _FLOATS else value)
+        except (TypeError, IndexError) as error:
+            raise ConfigError(f"{what} option {name}={value!r} is not of its type ({error})") from error
 
 
 _PLAIN_TYPES = (ctypes.c_bool, ctypes.c_int, ctypes.c_int32, ctypes.c_uint32, ctypes.c_float)
+_FLOATS = ctypes.POINTER(ctypes.c_float)
+
+
+def _float_array(values: Any) -> Any:
+    """One number a device (tensor_split), the rest 0."""
+    return (ctypes.c_float * lib.llama_max_devices())(*values)
