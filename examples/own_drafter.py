@@ -32,6 +32,8 @@ with Model(sys.argv[1]) as model, LlamaTarget(model, ContextConfig(n_ctx=512), m
     prompt = model.tokenize("one two three four one two three four one two", add_special=True)
     stats = GenerationStats(draft="own")
     sampler = make_sampler(SamplingConfig(), model.n_vocab)
-    for emitted in generate(target, RepeatsEightBack(), sampler, prompt, max_tokens=60, stats=stats):
+    for emitted in generate(
+        target, RepeatsEightBack(), sampler, prompt, max_tokens=60, end_tokens=model.end_tokens, stats=stats
+    ):
         print(model.piece(emitted.token).decode(errors="replace"), end="", flush=True)
 print("\n", stats.as_dict())

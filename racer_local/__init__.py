@@ -25,6 +25,17 @@ _EXPORTS = {
     "Model": "llama",
     "LlamaTarget": "llama",
     "make_sampler": "llama",
+    "render_chat": "llama",
+    "Answer": "session",
+    "Session": "session",
+    "TopK": "draft",
+    "Sampler": "target",
+    "BindingError": "errors",
+    "ConfigError": "errors",
+    "ContextFullError": "errors",
+    "DecodeError": "errors",
+    "DownloadError": "errors",
+    "ModelError": "errors",
     "RacerError": "errors",
 }
 
@@ -43,10 +54,19 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from racer_local.config import ContextConfig, DraftConfig, ModelConfig, SamplingConfig
-    from racer_local.draft import Drafter, make_drafter
+    from racer_local.draft import Drafter, TopK, make_drafter
     from racer_local.engine import generate
-    from racer_local.errors import RacerError
-    from racer_local.llama import LlamaTarget, Model, make_sampler
+    from racer_local.errors import (
+        BindingError,
+        ConfigError,
+        ContextFullError,
+        DecodeError,
+        DownloadError,
+        ModelError,
+        RacerError,
+    )
+    from racer_local.llama import LlamaTarget, Model, make_sampler, render_chat
+    from racer_local.session import Answer, Session
     from racer_local.stats import GenerationStats
-    from racer_local.target import Target
+    from racer_local.target import Sampler, Target
     from racer_local.tree import DraftTree, Limit

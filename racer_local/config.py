@@ -6,6 +6,8 @@ Values are checked where an object is made, so the rest of the package trusts th
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,13 +19,15 @@ from racer_local.errors import ConfigError
 MAX_SEQUENCES = 256
 """llama.cpp's LLAMA_MAX_SEQ: the most sequences that one context can hold."""
 
-MAX_NODES = MAX_SEQUENCES
-"""The largest draft tree, root counted: its leaves and one spare sequence must fit into MAX_SEQUENCES."""
+MAX_NODES = MAX_SEQUENCES - 1
+"""The largest draft tree, root counted: its leaves and two spare sequences must fit into MAX_SEQUENCES."""
 
 PROMPT_ROWS = 64
 """Prompt tokens of one forward where the drafter learns from their logits: bounds the memory of those rows."""
 
-DRAFTERS = ("none", "lookup", "logits", "retrieval", "paper", "racer")
+DRAFTERS = {"none": 1, "lookup": 11, "logits": 64, "retrieval": 64, "paper": 64, "racer": 8}
+"""The drafters, and each one's own budget of nodes, root counted."""
+DEFAULT_MAX_TOKENS = 256
 KV_TYPES = ("f16", "bf16", "q8_0", "f32")
 FLASH_ATTN = ("auto", "on", "off")
 
@@ -36,31 +40,38 @@ def cache_home() -> Path:
     return Path(base) / "racer_local"
 
 
+def _allowed_cpus() -> set[int]:
+    """The CPUs that this process may run on."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
 def usable_cpus() -> int:
-    """Number of CPUs that this process may run on: affinity and, on Linux, the cgroup's quota."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many CPUs this process may use: affinity and, on Linux, the cgroup's quota."""
+    cpus = len(_allowed_cpus())
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()[:2]
-        if quota != "max":
-            cpus = min(cpus, max(1, int(quota) // int(period)))
+        return cpus if quota == "max" else min(cpus, max(1, int(quota) // int(period)))
     except (OSError, ValueError):
-        pass
-    return cpus
+        return cpus
 
 
 @cache
 def default_threads() -> int:
-    """One thread a usable physical core.
+    """One thread a usable physical core; on a Mac, a performance core.
 
     Every operation of a forward ends in a spinning barrier, so a thread too many is a cliff, not a slope.
     """
+    if sys.platform == "darwin":
+        asked = subprocess.run(["sysctl", "-n", "hw.perflevel0.physicalcpu"], capture_output=True, text=True)
+        return int(asked.stdout) if asked.stdout.strip().isdigit() else usable_cpus()
     cores = set()
-    for cpu in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology"):
+    for cpu in _allowed_cpus():
+        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
         try:
-            cores.add(((cpu / "physical_package_id").read_text(), (cpu / "core_id").read_text()))
+            cores.add(((topology / "physical_package_id").read_text(), (topology / "core_id").read_text()))
         except OSError:
-            continue
-    return min(usable_cpus(), len(cores) or usable_cpus())
+            return usable_cpus()
+    return min(usable_cpus(), len(cores))
 
 
 def _setting(default: Any, help: str, *, flag: str | None = None, choices: Sequence[str] | None = None) -> Any:
@@ -97,7 +108,11 @@ class ModelConfig:
 class ContextConfig:
     """How a context is opened (llama_context_params)."""
 
-    n_ctx: int = _setting(4096, "tokens of prompt and answer together", flag="ctx")
+    DEFAULT_CTX: ClassVar[int] = 4096
+
+    n_ctx: int | None = _setting(
+        None, f"tokens of prompt and answer together; default: {DEFAULT_CTX}, or what the model knows", flag="ctx"
+    )
     n_batch: int = _setting(512, "prompt tokens of one forward", flag="batch")
     threads: int | None = _setting(None, "threads of a forward; default: one a usable physical core")
     flash_attn: str = _setting(
@@ -110,7 +125,8 @@ class ContextConfig:
     """Further fields of llama_context_params by their own name, for example {"rope_freq_base": 1e6}."""
 
     def __post_init__(self) -> None:
-        _check("n_ctx (--ctx)", self.n_ctx, 8, 1 << 24)
+        if self.n_ctx is not None:
+            _check("n_ctx (--ctx)", self.n_ctx, 8, 1 << 24)
         _check("n_batch (--batch)", self.n_batch, 1, 1 << 16)
         if self.threads is not None:
             _check("threads", self.threads, 1, 512, f"(this machine: {default_threads()})")
@@ -118,6 +134,11 @@ class ContextConfig:
         _check_choice("kv_type", self.kv_type, KV_TYPES)
         if self.kv_type == "q8_0" and self.flash_attn == "off":
             raise ConfigError("kv_type q8_0 needs flash attention; set flash_attn to on, or kv_type to f16")
+
+    @property
+    def batch_equals_single(self) -> bool:
+        """Whether a row of a batch can equal a single one to the bit on a CPU, where the build's kernels allow it."""
+        return self.kv_type == "q8_0" or (self.kv_type == "bf16" and self.flash_attn == "on")
 
 
 @dataclass(frozen=True)
@@ -163,7 +184,7 @@ class SamplingConfig:
 class DraftConfig:
     """What is drafted. The numbers are the paper's where it gives any."""
 
-    draft: str = _setting("racer", "the drafter; none is plain decoding", choices=DRAFTERS)
+    draft: str = _setting("racer", "the drafter; none is plain decoding", choices=tuple(DRAFTERS))
     max_nodes: int | None = _setting(None, "nodes of a draft tree, root counted; default: the drafter's own")
     breadth: int = 8
     """k: next tokens kept per vocabulary id ("copy-logit")."""
@@ -174,18 +195,8 @@ class DraftConfig:
     lookup_ngram: int = 3
     """Prompt lookup: the longest suffix that is looked up."""
 
-    NODES: ClassVar[Mapping[str, int]] = {
-        "none": 1,
-        "lookup": 11,
-        "logits": 64,
-        "retrieval": 64,
-        "paper": 64,
-        "racer": 8,
-    }
-    """Each drafter's own budget, root counted."""
-
     def __post_init__(self) -> None:
-        _check_choice("draft", self.draft, DRAFTERS)
+        _check_choice("draft", self.draft, tuple(DRAFTERS))
         if self.max_nodes is not None:
             _check("max_nodes", self.max_nodes, 1, MAX_NODES, "(the root counts)")
         _check("breadth", self.breadth, 1, 64)
@@ -196,5 +207,5 @@ class DraftConfig:
     @property
     def nodes(self) -> int:
         """The budget in force, root counted; 1 is plain decoding."""
-        own = self.NODES[self.draft]
+        own = DRAFTERS[self.draft]
         return own if self.max_nodes is None or own == 1 else self.max_nodes

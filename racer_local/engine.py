@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator
 from typing import NamedTuple
 
 import numpy as np
@@ -30,10 +30,10 @@ def generate(
     prompt: Tokens,
     *,
     max_tokens: int,
-    end_tokens: Collection[int] = (),
+    end_tokens: Collection[int],
     stats: GenerationStats | None = None,
     cancelled: Callable[[], bool] = never,
-) -> Iterator[Emitted]:
+) -> Generator[Emitted, None, None]:
     """Answer `prompt`, token by token, until an end token (not emitted), `max_tokens` or a full context.
 
     Plain decoding is this loop with a drafter that drafts nothing. Closing the iterator early is safe: the
@@ -43,12 +43,13 @@ def generate(
     """
     stats = GenerationStats() if stats is None else stats
     left = min(max_tokens, _room(target, prompt))
+    stop = Sticky(cancelled)
     if left > 0:
-        _prefill(target, drafter, sampler, prompt, stats, cancelled)
+        _prefill(target, drafter, sampler, prompt, stats, stop)
     root, stats.finish_reason = int(prompt[-1]), "length"
 
     while left > 0 and stats.finish_reason == "length":
-        if cancelled():
+        if stop():
             stats.finish_reason = "cancelled"
             return
         with stats.timing("decode_seconds"):
@@ -79,6 +80,17 @@ def generate(
                         drafter.accept(kept, root)
 
 
+class Sticky:
+    """Once cancelled, cancelled for good: the loop must not go on over a half-filled cache."""
+
+    def __init__(self, cancelled: Callable[[], bool]) -> None:
+        self._cancelled, self._stopped = cancelled, False
+
+    def __call__(self) -> bool:
+        self._stopped = self._stopped or self._cancelled()
+        return self._stopped
+
+
 def _room(target: Target, prompt: Tokens) -> int:
     """Tokens that still fit behind the prompt, at least 1."""
     if not len(prompt):
@@ -88,6 +100,10 @@ def _room(target: Target, prompt: Tokens) -> int:
             f"the prompt has {len(prompt)} tokens and the context holds {target.n_ctx}, which leaves no room "
             f"for an answer; open it with n_ctx (--ctx) above {len(prompt)} or shorten the prompt"
         )
+    ids = np.asarray(prompt, np.int64)
+    if ids.min() < 0 or ids.max() >= target.n_vocab:
+        wrong = ids[(ids < 0) | (ids >= target.n_vocab)][0]
+        raise ConfigError(f"token {wrong} of the prompt is not in the vocabulary (0 to {target.n_vocab - 1})")
     return target.n_ctx - len(prompt)
 
 

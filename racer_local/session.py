@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from racer_local.config import ContextConfig, DraftConfig, ModelConfig, SamplingConfig
+from racer_local.config import DEFAULT_MAX_TOKENS, ContextConfig, DraftConfig, SamplingConfig
 from racer_local.draft import TopK, make_drafter
 from racer_local.engine import generate
-from racer_local.llama import LlamaTarget, Model, make_sampler
+from racer_local.llama import LlamaTarget, Message, Model, make_sampler, render_chat
 from racer_local.stats import GenerationStats
 from racer_local.target import Sampler, never
 from racer_local.text import Detokenizer
@@ -59,10 +59,7 @@ class Answer:
 
 
 class Session:
-    """One context and one drafter on a loaded model, which stays the caller's. Closing twice is harmless.
-
-    Without a given n_ctx the context is the default one, or the model's own where that is smaller.
-    """
+    """One context and one drafter on a loaded model, which stays the caller's. Closing twice is harmless."""
 
     def __init__(
         self,
@@ -72,30 +69,30 @@ class Session:
     ) -> None:
         self.model = model
         self.draft = draft or DraftConfig()
-        context = context or replace(ContextConfig(), n_ctx=min(ContextConfig().n_ctx, model.n_ctx_train))
+        self.plain_because: str | None = None
+        """Why nothing is drafted although a drafter was asked for."""
+        if self.draft.nodes > 1 and not model.can_branch:
+            self.draft = replace(self.draft, draft="none")
+            self.plain_because = "this model's memory keeps rejected tokens (recurrent or hybrid): plain decoding"
         self.drafter = make_drafter(self.draft, model.n_vocab, model.end_tokens)
         self.target = LlamaTarget(model, context, max_nodes=self.draft.nodes)
 
-    @property
-    def plain_because(self) -> str | None:
-        """Why nothing is drafted although a drafter was asked for."""
-        if self.draft.nodes > 1 and not self.model.can_branch:
-            return "this model's memory keeps rejected tokens (recurrent or hybrid), so it decodes plainly"
-        return None
-
     def answer(
         self,
-        prompt: Tokens,
-        sampling: SamplingConfig,
-        max_tokens: int,
+        prompt: str | Tokens | Sequence[Message],
         *,
+        sampling: SamplingConfig | None = None,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
         on_text: Callable[[str], object] = lambda text: None,
         cancelled: Callable[[], bool] = never,
         record: bool = False,
     ) -> Answer:
-        """Answer `prompt`; `on_text` gets the text as it grows. `record` keeps every draw."""
+        """Answer a user's text, a chat's messages, or prompt tokens as they are.
+
+        `on_text` gets the text as it grows; `record` keeps every draw.
+        """
         answer = Answer(GenerationStats(draft=self.draft.draft))
-        sampler = make_sampler(sampling, self.model.n_vocab)
+        sampler = make_sampler(sampling or SamplingConfig(), self.model.n_vocab)
         if record:
             sampler = recorder = Recorder(sampler)
             answer.drawn = recorder.drawn
@@ -106,20 +103,29 @@ class Session:
             if text:
                 on_text(text)
 
-        for emitted in generate(
+        stream = generate(
             self.target,
             self.drafter,
             sampler,
-            prompt,
+            self._tokens(prompt),
             max_tokens=max_tokens,
             end_tokens=self.model.end_tokens,
             stats=answer.stats,
             cancelled=cancelled,
-        ):
-            answer.token_ids.append(emitted.token)
-            show(detokenizer.push(emitted.token))
+        )
+        with closing(stream):
+            for emitted in stream:
+                answer.token_ids.append(emitted.token)
+                show(detokenizer.push(emitted.token))
         show(detokenizer.flush())
         return answer
+
+    def _tokens(self, prompt: str | Tokens | Sequence[Message]) -> Tokens:
+        if isinstance(prompt, str):
+            prompt = [{"role": "user", "content": prompt}]
+        if len(prompt) and isinstance(prompt[0], dict):
+            return render_chat(self.model, cast("Sequence[Message]", prompt))
+        return cast("Tokens", prompt)
 
     def forget(self) -> None:
         """Empty the cache and start with a drafter that has seen nothing."""
@@ -158,11 +164,3 @@ def first_difference(plain: Answer, drafted: Answer) -> Difference | None:
             logits = ours.near.get(ours.token), ours.near.get(theirs.token)
             return Difference(index, (ours.token, theirs.token), logits)
     return None
-
-
-def open_model(path: str | Path, config: ModelConfig | None = None) -> Model:
-    """Load a model, once a probe in a child process has shown that this build of the binding works here."""
-    from racer_local.llama.probe import ensure_build_works
-
-    ensure_build_works()
-    return Model(path, config)

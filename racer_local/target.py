@@ -24,6 +24,7 @@ def never() -> bool:
 class Target(Protocol):
     """A model with a cache. It knows nothing of drafters."""
 
+    n_vocab: int
     n_ctx: int
     """Tokens of prompt and answer that fit."""
     max_nodes: int

@@ -162,7 +162,7 @@ def test_a_bad_model_file_is_one_line_that_says_what_to_change(capfd, bad_files,
     ("args", "message"),
     [
         (["--threads", "0"], "threads is 0; it must be from 1"),
-        (["--max-nodes", "1000"], "max_nodes is 1000; it must be from 1 to 256"),
+        (["--max-nodes", "1000"], "max_nodes is 1000; it must be from 1 to 255"),
         (["--max-nodes", "0"], "max_nodes is 0"),
         (["--ctx", "4"], "n_ctx (--ctx) is 4"),
         (["--max-tokens", "-1"], "--max-tokens is -1"),
@@ -260,6 +260,29 @@ def test_bench_draft_ends_with_json(capsys):
     result = json.loads(out.splitlines()[-1])
     assert set(result["milliseconds"]) == {"draft", "top_k", "observe", "accept", "total"}
     assert result["mean_nodes"] > 1
+
+
+def test_bench_ids_counts_the_answers_that_are_equal(capsys, tiny_path, tmp_path):
+    data = tmp_path / "prompts.jsonl"
+    data.write_text('{"turns": ["hello hello hello", "x"]}\n{"prompt": "one two one two"}\n')
+    args = ["--data", str(data), "--drafts", "racer,paper", "--max-tokens", "30", "--flash-attn", "on"]
+    code, out, _ = run(capsys, "bench", "ids", "-m", str(tiny_path), *FAST, *args, "--kv-type", "bf16")
+    assert code == 0
+    result = json.loads(out.splitlines()[-1])
+    assert set(result) == {"racer", "paper"}
+    for sums in result.values():
+        assert (sums["equal"], sums["of"], sums["largest_gap"]) == (2, 2, None)
+        assert sums["mean_accepted_tokens"] > 1
+
+
+@pytest.mark.parametrize("line", ["no json", "[]", '{"text": 1}', '{"turns": []}'])
+def test_bench_ids_says_what_a_data_file_must_hold(capsys, tiny_path, tmp_path, line):
+    data = tmp_path / "prompts.jsonl"
+    data.write_text(line)
+    code, _, err = run(capsys, "bench", "ids", "-m", str(tiny_path), "--data", str(data))
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "must hold a JSON object a line" in err
 
 
 @pytest.mark.parametrize("args", [[], ["generate"], ["models"], ["bench"], ["nonsense"]])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scripted import RandomDrafter, ScriptedTarget, path_tokens
+from scripted import RandomDrafter, ScriptedTarget
 
 from racer_local.config import DraftConfig
 from racer_local.draft import make_drafter
@@ -10,7 +10,7 @@ from racer_local.engine import generate
 from racer_local.errors import ConfigError, ContextFullError
 from racer_local.stats import GenerationStats, speed_up
 
-PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+PROMPT = [3, 1, 0, 1, 2, 3, 2, 0]
 
 
 class Greedy:
@@ -36,7 +36,8 @@ class Seeded:
         return int(np.searchsorted(np.cumsum(p / p.sum()), self.rng.random()))
 
 
-def run(target, drafter, sampler, prompt=PROMPT, max_tokens=40, **more):
+def run(target, drafter, sampler, prompt=PROMPT, max_tokens=40, end_tokens=(), **more):
+    more["end_tokens"] = end_tokens
     return [e.token for e in generate(target, drafter, sampler, prompt, max_tokens=max_tokens, **more)]
 
 
@@ -113,7 +114,7 @@ def test_an_end_token_ends_the_answer_and_is_not_emitted():
 def test_closing_early_leaves_the_cache_equal_to_what_was_emitted(taken):
     for seed in range(10):
         target, drafter = ScriptedTarget(n_vocab=4), RandomDrafter(seed, 4)
-        answer = generate(target, drafter, Greedy(), PROMPT, max_tokens=60)
+        answer = generate(target, drafter, Greedy(), PROMPT, max_tokens=60, end_tokens=())
         text = [next(answer).token for _ in range(taken)]
         answer.close()
         assert target.cache == PROMPT + text[:-1]
@@ -140,7 +141,7 @@ def test_cancelling_stops_before_the_next_forward():
     target, stats = ScriptedTarget(), GenerationStats()
     answer = []
     for emitted in generate(
-        target, none(), Greedy(), PROMPT, max_tokens=60, stats=stats, cancelled=lambda: len(answer) >= 3
+        target, none(), Greedy(), PROMPT, max_tokens=60, end_tokens=(), stats=stats, cancelled=lambda: len(answer) >= 3
     ):
         answer.append(emitted.token)
     assert len(answer) == target.forwards == 3
@@ -151,6 +152,21 @@ def test_cancelling_in_a_long_prompt_emits_nothing():
     target, stats = ScriptedTarget(), GenerationStats()
     assert run(target, none(), Greedy(), cancelled=lambda: len(target.cache) >= 5, stats=stats) == []
     assert target.forwards == 0
+    assert stats.finish_reason == "cancelled"
+
+
+@pytest.mark.parametrize("wrong", [-1, 16, 5_000_000_000])
+@pytest.mark.parametrize("place", [0, 3, 7])
+def test_a_token_that_is_not_in_the_vocabulary_is_named(wrong, place):
+    prompt = [*PROMPT[:place], wrong, *PROMPT[place + 1 :]]
+    with pytest.raises(ConfigError, match=f"token {wrong} of the prompt is not in the vocabulary"):
+        run(ScriptedTarget(), make_drafter(DraftConfig(draft="paper"), 16), Greedy(), prompt)
+
+
+def test_once_cancelled_it_stays_cancelled():
+    answers = iter([True, *[False] * 50])
+    target, stats = ScriptedTarget(), GenerationStats()
+    assert run(target, none(), Greedy(), cancelled=lambda: next(answers), stats=stats) == []
     assert stats.finish_reason == "cancelled"
 
 
@@ -178,7 +194,7 @@ def test_the_drafter_sees_every_evaluated_token_of_prompt_and_trees():
 def test_each_token_comes_with_the_row_it_was_drawn_from():
     target = ScriptedTarget(n_vocab=6)
     text = list(PROMPT)
-    for emitted in generate(target, RandomDrafter(3, 6), Greedy(), PROMPT, max_tokens=30):
+    for emitted in generate(target, RandomDrafter(3, 6), Greedy(), PROMPT, max_tokens=30, end_tokens=()):
         np.testing.assert_array_equal(emitted.logits, target.logits(text, 6))
         text.append(emitted.token)
 
@@ -194,9 +210,3 @@ def test_speed_up_is_a_ratio_of_seconds_over_the_same_tokens():
     plain = GenerationStats(emitted=100, decode_seconds=2.0)
     ours = GenerationStats(emitted=50, decode_seconds=0.5)
     assert speed_up(plain, ours) == pytest.approx(2.0)
-
-
-def test_path_tokens_of_the_test_helper_reads_from_the_root():
-    from racer_local.tree import DraftTree
-
-    assert path_tokens(DraftTree.of([7, 1, 2, 3], [-1, 0, 1, 0]), 2) == [7, 1, 2]

@@ -199,11 +199,6 @@ def test_lookup_equals_its_plain_python_twin():
     rng = np.random.default_rng(0)
     for _ in range(500):
         text = rng.integers(3, size=int(rng.integers(0, 30))).astype(np.int32)
-        expected = -1
-        for length in range(1, min(3, len(text) - 1) + 1):
-            for end in range(length, len(text)):
-                if (text[end - length : end] == text[len(text) - length :]).all():
-                    expected = end if length > 0 else expected
         longest = -1
         for length in range(min(3, len(text) - 1), 0, -1):
             ends = [e for e in range(length, len(text)) if (text[e - length : e] == text[-length:]).all()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 
 import numpy as np
 import pytest
@@ -43,14 +44,14 @@ def row_after(model, tokens, config=EXACT):
 
 def cells(target):
     """The cache as llama.cpp sees it: first and last position of the text and of every branch."""
-    lib, memory = target._lib, target._memory
+    lib, memory = library.init(), target._context._memory
     text = lib.llama_memory_seq_pos_min(memory, 0), lib.llama_memory_seq_pos_max(memory, 0)
     return text, [lib.llama_memory_seq_pos_max(memory, s) for s in range(1, target.max_leaves)]
 
 
 def positions_in_cell_order(target, sequence=0):
     """Positions of a sequence's cells in the order in which they lie, read from llama_state_seq_get_data."""
-    lib, context = target._lib, target._handle
+    lib, context = library.init(), target._context.handle
     size = lib.llama_state_seq_get_size(context, sequence)
     raw = (ctypes.c_uint8 * size)()
     assert lib.llama_state_seq_get_data(context, raw, size, sequence) == size
@@ -78,7 +79,7 @@ def test_every_node_sees_its_own_path_and_nothing_else(tiny):
 
 
 def test_rejected_branch_leaves_no_trace_in_the_cache(tiny):
-    """After any mix of kept and dropped paths the next rows equal, to the bit, those of a cache that never branched."""
+    """After any mix of kept and dropped paths the cache holds the text in order, and its rows are plain decoding's."""
     rng = np.random.default_rng(1)
     with open_target(tiny) as target:
         target.prefill(PROMPT)
@@ -130,7 +131,9 @@ def test_each_drafter_gives_the_plain_token_ids_with_flash_attention_and_bf16(ti
         drafter = make_drafter(config, tiny.n_vocab, tiny.end_tokens)
         stats = GenerationStats()
         with LlamaTarget(tiny, EXACT, config.nodes) as target:
-            return [e.token for e in generate(target, drafter, Greedy(), PROMPT, max_tokens=200, stats=stats)], stats
+            return [
+                e.token for e in generate(target, drafter, Greedy(), PROMPT, max_tokens=200, end_tokens=(), stats=stats)
+            ], stats
 
     plain, _ = answer(DraftConfig(draft="none"))
     text, stats = answer(DraftConfig(draft=draft))
@@ -202,24 +205,47 @@ def test_the_whole_context_is_usable_with_trees(tiny, n_prompt):
     stats = GenerationStats()
     with LlamaTarget(tiny, config, max_nodes=64) as target:
         drafter = RandomDrafter(0, tiny.n_vocab)
-        text = [e.token for e in generate(target, drafter, Greedy(), prompt, max_tokens=999, stats=stats)]
+        text = [
+            e.token for e in generate(target, drafter, Greedy(), prompt, max_tokens=999, end_tokens=(), stats=stats)
+        ]
         assert len(text) == 256 - n_prompt
         assert len(target.held) == 255
     assert stats.drafted > 0 or n_prompt == 255
     assert {(limit.nodes, limit.leaves) for limit in drafter.limits} == {(64, 63)}, "no fall back to small trees"
 
 
-def test_holes_are_given_back_when_space_is_short(tiny):
-    """Each step rejects an early branch and keeps a later one, which leaves a hole every time."""
-    config = ContextConfig(n_ctx=250, n_batch=32, threads=1)
+@pytest.mark.parametrize("kv", [("on", "bf16"), ("off", "f16")], ids=["exact", "fast"])
+def test_rejected_cells_never_cost_the_room_of_the_text(tiny, kv):
+    """Each step rejects an early branch and keeps a later one. Holes are closed when space is short, in order."""
+    config = ContextConfig(n_ctx=250, n_batch=32, threads=1, flash_attn=kv[0], kv_type=kv[1])
     tree = DraftTree.of([40, 41, 42, 43, 44], [-1, 0, 1, 2, 0])
     with LlamaTarget(tiny, config, max_nodes=8) as target:
         for _ in range(120):
             target.evaluate(tree)
             target.commit([0, 4])
-        assert len(target.held) == 240
-        assert sorted(positions_in_cell_order(target)) == list(range(240))
-        assert target.held == [40, 44] * 120
+        text = [40, 44] * 120
+        assert target.held == text
+        positions = positions_in_cell_order(target)
+        row = target.evaluate(DraftTree.chain([9]))[0]
+        if kv == ("on", "bf16"):
+            assert positions == list(range(240))
+            np.testing.assert_array_equal(row, row_after(tiny, [*text, 9], config))
+        else:
+            assert sorted(positions) == list(range(240))
+            np.testing.assert_allclose(row, row_after(tiny, [*text, 9], config), atol=2e-2)
+
+
+def test_a_prompt_that_needs_the_room_of_holes_gets_it(tiny):
+    tree = DraftTree.of([40, 41, 42, 43, 44], [-1, 0, 1, 2, 0])
+    prompt = [int(t) for t in np.random.default_rng(0).integers(3, 300, size=240)]
+    config = ContextConfig(n_ctx=250, n_batch=32, threads=1, flash_attn="on", kv_type="bf16")
+    with LlamaTarget(tiny, config, max_nodes=8) as target:
+        target.prefill(prompt[:20])
+        for _ in range(40):
+            target.evaluate(tree)
+            target.commit([0, 4])
+        target.prefill([*prompt[:20], *[40, 44] * 40, *prompt[100:]])
+        assert positions_in_cell_order(target) == list(range(240))
 
 
 def test_a_tree_beyond_the_opened_size_is_refused_with_the_numbers(tiny):
@@ -231,21 +257,21 @@ def test_a_tree_beyond_the_opened_size_is_refused_with_the_numbers(tiny):
         assert target.held == [1]
 
 
-@pytest.mark.parametrize("max_nodes", [0, 257, 1000])
+@pytest.mark.parametrize("max_nodes", [0, 256, 1000])
 def test_max_nodes_out_of_range_is_refused_before_llama_cpp_sees_it(tiny, max_nodes):
-    with pytest.raises(ConfigError, match="from 1 to 256"):
+    with pytest.raises(ConfigError, match="from 1 to 255"):
         LlamaTarget(tiny, EXACT, max_nodes)
 
 
 def test_the_largest_tree_works(tiny):
     rng = np.random.default_rng(5)
-    with LlamaTarget(tiny, EXACT, 256) as target:
-        wide = DraftTree.of(range(256), [-1] + [0] * 255)
-        assert target.evaluate(wide).shape == (256, tiny.n_vocab)
+    with LlamaTarget(tiny, EXACT, 255) as target:
+        wide = DraftTree.of(range(255), [-1] + [0] * 254)
+        assert target.evaluate(wide).shape == (255, tiny.n_vocab)
         target.commit([0, 200])
         assert target.held == [0, 200]
         for _ in range(3):
-            target.evaluate(random_tree(rng, tiny.n_vocab, 9, 256, 255, 4))
+            target.evaluate(random_tree(rng, tiny.n_vocab, 9, 255, 254, 4))
             target.commit([0])
         np.testing.assert_array_equal(target.evaluate(DraftTree.chain([9]))[0], row_after(tiny, [0, 200, 9, 9, 9, 9]))
 
@@ -264,8 +290,8 @@ def test_the_context_full_error_says_the_numbers(tiny):
 def test_a_failing_decode_rolls_back_and_is_named(tiny, monkeypatch):
     with open_target(tiny) as target:
         target.prefill(PROMPT)
-        real = target._lib.llama_decode
-        monkeypatch.setattr(target._lib, "llama_decode", lambda ctx, batch: (real(ctx, batch) and 0) or -3)
+        real = library.init().llama_decode
+        monkeypatch.setattr(library.init(), "llama_decode", lambda ctx, batch: (real(ctx, batch) and 0) or -3)
         with pytest.raises(DecodeError, match="llama_decode returned -3 for a tree of 2 nodes and 1 leaves"):
             target.evaluate(DraftTree.chain([5, 6]))
         monkeypatch.undo()
@@ -277,13 +303,13 @@ def test_a_failing_decode_rolls_back_and_is_named(tiny, monkeypatch):
 def test_an_interrupt_during_a_forward_rolls_back(tiny, monkeypatch):
     with open_target(tiny) as target:
         target.prefill(PROMPT)
-        real = target._lib.llama_decode
+        real = library.init().llama_decode
 
         def interrupted(ctx, batch):
             real(ctx, batch)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(target._lib, "llama_decode", interrupted)
+        monkeypatch.setattr(library.init(), "llama_decode", interrupted)
         with pytest.raises(KeyboardInterrupt):
             target.evaluate(DraftTree.of([5, 6, 7], [-1, 0, 0]))
         monkeypatch.undo()
@@ -308,7 +334,7 @@ def test_closing_the_model_closes_its_targets_first(tiny_path):
     target = open_target(model)
     target.prefill(PROMPT)
     model.close()
-    with pytest.raises(ModelError, match="this target is closed"):
+    with pytest.raises(ModelError, match="this context is closed"):
         target.clear()
     target.close()
 
@@ -324,21 +350,91 @@ def test_a_recurrent_model_is_told_by_its_memory_and_decodes_plainly(tmp_path):
                 assert target.max_nodes == 1
                 for _ in range(3):
                     drafter = make_drafter(config, model.n_vocab, model.end_tokens)
-                    out = generate(target, drafter, Greedy(), PROMPT, max_tokens=30, stats=stats)
+                    out = generate(target, drafter, Greedy(), PROMPT, max_tokens=30, end_tokens=(), stats=stats)
                     texts.append([e.token for e in out])
             assert stats.drafted == 0
         assert all(text == texts[0] for text in texts), "an edited or repeated prompt starts from a clean state"
 
 
 def test_context_options_pass_through_by_name_and_unknown_ones_list_the_known(tiny):
-    config = ContextConfig(n_ctx=64, threads=1, options={"rope_freq_base": 5000.0})
-    with LlamaTarget(tiny, config) as target:
-        changed = target.evaluate(DraftTree.chain([5]))[0].copy()
-    assert changed.shape == (tiny.n_vocab,)
+    def last_row(**options):
+        with LlamaTarget(tiny, ContextConfig(n_ctx=64, threads=1, options=options)) as target:
+            target.prefill([5, 6, 7])
+            return target.evaluate(DraftTree.chain([8]))[0].copy()
+
+    assert not np.allclose(last_row(), last_row(rope_freq_base=5.0), atol=1e-3)
+    np.testing.assert_allclose(last_row(), last_row(n_ubatch=1), atol=2e-2)
     with pytest.raises(ConfigError, match=r"no option 'rope'; known: .*rope_freq_base"):
         LlamaTarget(tiny, ContextConfig(options={"rope": 1}))
-    with pytest.raises(ConfigError, match="n_seq_max follows from other settings"):
-        LlamaTarget(tiny, ContextConfig(options={"n_seq_max": 1}))
+
+
+@pytest.mark.parametrize("name", ["n_seq_max", "swa_full", "type_k", "embeddings", "n_outputs_max"])
+def test_context_options_that_would_break_the_tree_are_refused(tiny, name):
+    with pytest.raises(ConfigError, match=f"{name} follows from other settings"):
+        LlamaTarget(tiny, ContextConfig(options={name: 1}))
+
+
+def test_a_micro_batch_smaller_than_the_tree_is_raised_to_it(tiny):
+    config = ContextConfig(n_ctx=256, n_batch=4, threads=1, options={"n_ubatch": 2})
+    with LlamaTarget(tiny, config, max_nodes=32) as target:
+        tree = random_tree(np.random.default_rng(0), tiny.n_vocab, 9, 32, 31, 5)
+        rows = target.evaluate(tree).copy()
+        target.commit([])
+        np.testing.assert_allclose(rows[0], row_after(tiny, [9], config), atol=2e-2)
+
+
+def test_a_tree_is_committed_once_and_before_the_next(tiny):
+    with open_target(tiny) as target:
+        with pytest.raises(RuntimeError, match="commit without an evaluated tree"):
+            target.commit([0])
+        target.evaluate(DraftTree.chain([5, 6]))
+        for call in (lambda: target.evaluate(DraftTree.chain([5])), lambda: target.prefill([1, 2])):
+            with pytest.raises(RuntimeError, match="an answer is still open on this target"):
+                call()
+        target.commit([0])
+        with pytest.raises(RuntimeError, match="kept or dropped already"):
+            target.commit([0])
+        assert target.held == [5]
+
+
+def test_a_second_answer_on_one_target_waits_for_the_first_to_be_closed(tiny):
+    def start(target):
+        drafter = make_drafter(DraftConfig(draft="none"), tiny.n_vocab)
+        return generate(target, drafter, Greedy(), PROMPT, max_tokens=9, end_tokens=())
+
+    with open_target(tiny) as target:
+        first, second = start(target), start(target)
+        next(first)
+        with pytest.raises(RuntimeError, match="close its iterator first"):
+            next(second)
+        first.close()
+        assert len(list(start(target))) == 9
+
+
+@pytest.mark.parametrize("kv", [("on", "bf16"), ("off", "f16")], ids=["exact", "fast"])
+@pytest.mark.parametrize("draft", ["paper", "lookup"])
+def test_a_sliding_window_model_stays_right_beyond_the_window_and_after_an_edit(tmp_path, draft, kv):
+    path = write_tiny_gguf(tmp_path / "gemma3.gguf", arch="gemma3", n_layer=6, window=24)
+    config = ContextConfig(n_ctx=300, n_batch=32, threads=1, flash_attn=kv[0], kv_type=kv[1])
+    long = [int(t) for t in np.random.default_rng(2).integers(3, 300, size=90)]
+    with Model(path) as model:
+
+        def answer(target, config, prompt):
+            drafter = make_drafter(config, model.n_vocab)
+            out = generate(target, drafter, Greedy(), prompt, max_tokens=80, end_tokens=())
+            return [(e.token, e.logits.copy()) for e in out]
+
+        drafting = DraftConfig(draft=draft)
+        with LlamaTarget(model, config, drafting.nodes) as target:
+            for prompt in (long, [*long[:10], *long[40:]], [*long[:10], *long[40:], 7, 8], long[:30]):
+                with LlamaTarget(model, config) as fresh:
+                    plain = answer(fresh, DraftConfig(draft="none"), prompt)
+                drafted = answer(target, drafting, prompt)
+                for (ours, row), (theirs, _) in zip(plain, drafted, strict=True):
+                    if ours != theirs:
+                        assert kv != ("on", "bf16")
+                        assert abs(row[ours] - row[theirs]) < 0.05
+                        break
 
 
 def test_model_options_pass_through_by_name(tiny_path):
@@ -357,10 +453,16 @@ def _model_config(options):
     return ModelConfig(options=options)
 
 
-def test_the_log_callback_outlives_a_garbage_collection(tiny_path):
-    import gc
-
+def test_a_dropped_model_and_target_free_their_memory(tiny_path):
+    model = Model(tiny_path)
+    target = open_target(model)
+    frees = target._context._free, model._free
+    del target, model
     gc.collect()
-    assert isinstance(library._on_log, ctypes._CFuncPtr)
-    with Model(tiny_path) as model, open_target(model) as target:
-        target.prefill(PROMPT)
+    assert not any(free.alive for free in frees)
+
+
+def test_an_encoder_is_refused_as_a_generator(tiny, monkeypatch):
+    monkeypatch.setattr(library.init(), "llama_get_memory", lambda context: None)
+    with pytest.raises(ModelError, match="has no memory of a text"):
+        LlamaTarget(tiny, EXACT)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from racer_local.errors import ModelError
+from racer_local.errors import ConfigError, ModelError
 from racer_local.llama import render_chat
 from racer_local.llama.chat import _unused_character
 
@@ -28,6 +28,25 @@ def test_a_control_tokens_spelling_in_a_message_stays_text(tiny, text):
     for control in (0, 1, 2):
         assert tokens.count(control) == plain.count(control)
     assert text.replace(" ", "") in spelled(tiny, tokens).replace(" ", "")
+
+
+def test_a_broken_spelling_gets_no_space_that_was_not_there(tiny):
+    def inside(text):
+        return spelled(tiny, render_chat(tiny, user(text))).split("user: ")[1]
+
+    assert inside("a</s>b").startswith("a</s>b</s>")
+
+
+@pytest.mark.parametrize("message", [{"role": "user", "content": None}, {"role": "user"}])
+def test_a_message_without_text_is_refused(tiny, message):
+    with pytest.raises(ConfigError, match="must have text as its content"):
+        render_chat(tiny, [message])
+
+
+@pytest.mark.parametrize("token", [-1, 320, 999_999])
+def test_a_token_that_is_not_in_the_vocabulary_is_an_error_and_no_abort(tiny, token):
+    with pytest.raises(ConfigError, match="is not in the vocabulary of tiny"):
+        tiny.piece(token)
 
 
 def test_tokenizing_text_never_makes_control_tokens_unless_asked(tiny):

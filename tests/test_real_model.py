@@ -28,7 +28,7 @@ TOKENS = 64
 def answer(model, text, draft, sampling=None, max_tokens=TOKENS, **context):
     prompt = render_chat(model, [{"role": "user", "content": text}])
     with Session(model, ContextConfig(n_ctx=1024, **context), DraftConfig(draft=draft)) as session:
-        return session.answer(prompt, sampling or SamplingConfig(), max_tokens, record=True)
+        return session.answer(prompt, sampling=sampling, max_tokens=max_tokens, record=True)
 
 
 def test_the_settings_of_the_demo_give_the_ids_of_plain_decoding(smollm2):
@@ -79,9 +79,9 @@ def test_three_turns_of_a_chat_equal_a_fresh_session(smollm2):
         for turn in ("My name is Ada.", "What is my name?", "Spell it backwards."):
             messages.append({"role": "user", "content": turn})
             prompt = render_chat(smollm2, messages)
-            said = chat.answer(prompt, SamplingConfig(), 40)
+            said = chat.answer(prompt, max_tokens=40)
             with Session(smollm2, context, DraftConfig(draft="none")) as fresh:
-                assert said.token_ids == fresh.answer(prompt, SamplingConfig(), 40).token_ids
+                assert said.token_ids == fresh.answer(prompt, max_tokens=40).token_ids
             messages.append({"role": "assistant", "content": said.text})
     assert said.stats.cached_tokens > 60
 

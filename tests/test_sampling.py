@@ -10,7 +10,7 @@ from scipy import stats as statistics
 from scripted import scripted_logits
 
 from racer_local.config import SamplingConfig
-from racer_local.errors import ConfigError
+from racer_local.errors import ConfigError, DecodeError
 from racer_local.llama import make_sampler
 from racer_local.llama.sampler import ChainSampler, GreedySampler, fresh_seed
 from racer_local.tree import DraftTree
@@ -111,6 +111,12 @@ def test_penalties_count_the_prompt_and_the_emitted_tokens_even_when_greedy():
     assert [sampler.draw(row) for _ in range(4)] == [2, 0, 3, 1]
     sampler.begin([])
     assert sampler.draw(row) == 1
+
+
+@pytest.mark.parametrize("config", [SamplingConfig(), SamplingConfig(seed=1, temperature=1.0)])
+def test_logits_that_are_not_numbers_are_an_error_and_no_token(config):
+    with pytest.raises(DecodeError, match="not numbers"):
+        make_sampler(config, 4).draw(np.array([1, np.nan, 0, 2], np.float32))
 
 
 def test_closing_a_chain_twice_is_harmless():

@@ -41,18 +41,22 @@ def write_tiny_gguf(
     quant: str = "Q8_0",
     arch: str = "llama",
     vocab_only: bool = False,
+    window: int = 32,
 ) -> Path:
     """Writes the model and returns its path.
 
     quant: type of the matrices ("Q8_0", "Q4_0", "F16", "F32", ...), or "mixed" for Q4_0 and Q8_0 by turns.
-    arch: "llama", "mamba" (recurrent), or any other name, which gets llama's tensors.
+    arch: "llama", "mamba" (recurrent), "gemma3" (five of six layers see `window` tokens), or any other name, which
+    gets llama's tensors.
     vocab_only: metadata and vocabulary without a tensor.
     """
     writer = gguf.GGUFWriter(path, arch)
     _add_hyperparameters(writer, arch, n_layer, n_vocab)
+    if arch == "gemma3":
+        writer.add_sliding_window(window)
     _add_vocabulary(writer, n_vocab)
     if not vocab_only:
-        tensors = _mamba if arch == "mamba" else _llama
+        tensors = {"mamba": _mamba, "gemma3": _gemma3}.get(arch, _llama)
         _add_tensors(writer, tensors(_weights(seed), n_layer, n_vocab), quant)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -131,6 +135,15 @@ def _llama(draw: Weights, n_layer: int, n_vocab: int) -> Iterator[Tensor]:
         yield name + "ffn_gate.weight", draw(FFN, EMBEDDING)
         yield name + "ffn_up.weight", draw(FFN, EMBEDDING)
         yield name + "ffn_down.weight", draw(EMBEDDING, FFN)
+
+
+def _gemma3(draw: Weights, n_layer: int, n_vocab: int) -> Iterator[Tensor]:
+    yield from _llama(draw, n_layer, n_vocab)
+    for name in (f"blk.{layer}." for layer in range(n_layer)):
+        yield name + "attn_q_norm.weight", np.ones(HEAD, np.float32)
+        yield name + "attn_k_norm.weight", np.ones(HEAD, np.float32)
+        yield name + "post_attention_norm.weight", np.ones(EMBEDDING, np.float32)
+        yield name + "post_ffw_norm.weight", np.ones(EMBEDDING, np.float32)
 
 
 def _mamba(draw: Weights, n_layer: int, n_vocab: int) -> Iterator[Tensor]:

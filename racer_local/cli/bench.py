@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
-from racer_local.config import MAX_NODES
+from racer_local.cli.options import add_model, context_from_args, from_args, model_from_args
+from racer_local.config import MAX_NODES, ContextConfig, DraftConfig, SamplingConfig
 from racer_local.errors import ConfigError
+from racer_local.models import find
 
 
 def add_parser(commands: Any) -> None:
@@ -26,6 +29,14 @@ def add_parser(commands: Any) -> None:
     memory.add_argument("--max-tokens", type=int, default=64, metavar="N", help="default: %(default)s")
     memory.set_defaults(run=run_memory)
 
+    ids = benches.add_parser("ids", help="do drafts leave the token ids as they are?")
+    ids.add_argument("--data", type=Path, required=True, help='JSONL with {"turns": [...]} or {"prompt": ...} a line')
+    ids.add_argument("--limit", type=int, default=20, metavar="N", help="prompts; default: %(default)s")
+    ids.add_argument("--drafts", default="racer,paper", help="separated by commas; default: %(default)s")
+    ids.add_argument("--max-tokens", type=int, default=128, metavar="N", help="default: %(default)s")
+    add_model(ids, ContextConfig, SamplingConfig)
+    ids.set_defaults(run=run_ids)
+
 
 def run_draft(args: argparse.Namespace) -> int:
     if not 2 <= args.nodes <= MAX_NODES or min(args.vocab, args.context, args.steps) < 100:
@@ -39,9 +50,24 @@ def run_draft(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_ids(args: argparse.Namespace) -> int:
+    from racer_local.bench.ids import measure, read_prompts
+    from racer_local.llama import Model
+
+    prompts = read_prompts(args.data, args.limit)
+    drafts = [DraftConfig(draft=draft).draft for draft in args.drafts.split(",")]
+    context, sampling = context_from_args(args), from_args(SamplingConfig, args)
+    result: dict[str, Any] = {}
+    with Model(find(args.model), model_from_args(args)) as model:
+        for number, result in enumerate(measure(model, prompts, drafts, context, sampling, args.max_tokens), 1):
+            equal = ", ".join(f"{draft} {sums['equal']}" for draft, sums in result.items())
+            print(f"{number} prompts, equal ids: {equal}", flush=True)
+    print(json.dumps(result))
+    return 0
+
+
 def run_memory(args: argparse.Namespace) -> int:
     from racer_local.bench.memory import measure
-    from racer_local.models import find
 
     result = measure(str(find(args.model)), args.draft.split(","), args.ctx, args.max_tokens)
     for name, peak in result["peak_mib"].items():

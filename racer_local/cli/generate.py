@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from racer_local import models
-from racer_local.cli.options import add_model, from_args, parse_options
-from racer_local.config import ContextConfig, DraftConfig, ModelConfig, SamplingConfig
+from racer_local.cli.options import add_model, context_from_args, from_args, model_from_args
+from racer_local.config import DEFAULT_MAX_TOKENS, ContextConfig, DraftConfig, SamplingConfig
 from racer_local.errors import ConfigError
 from racer_local.stats import GenerationStats, speed_up
 
@@ -30,10 +30,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("-p", "--prompt", required=True, help="the prompt; - reads it from stdin")
     parser.add_argument("--system", help="a system message before the prompt")
     parser.add_argument("--raw", action="store_true", help="no chat template: the prompt as it is, control tokens too")
-    parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="default: %(default)s")
+    parser.add_argument("--max-tokens", type=int, default=DEFAULT_MAX_TOKENS, metavar="N", help="default: %(default)s")
     parser.add_argument("--compare", action="store_true", help="answer plainly and drafted, and compare")
     parser.add_argument("--json", action="store_true", help="no stream; one JSON object as the last line of stdout")
-    add_model(parser)
+    add_model(parser, ContextConfig, DraftConfig, SamplingConfig)
     parser.set_defaults(run=run)
 
 
@@ -41,18 +41,15 @@ def run(args: argparse.Namespace) -> int:
     # All that can be wrong without the model is found before it is loaded.
     text = _read_prompt(args)
     sampling, draft = from_args(SamplingConfig, args), from_args(DraftConfig, args)
-    context = from_args(ContextConfig, args, options=parse_options(args.context_option, "--context-option"))
-    config = from_args(ModelConfig, args, options=parse_options(args.model_option, "--model-option"))
+    context, config = context_from_args(args), model_from_args(args)
     if args.compare and not (sampling.greedy or sampling.seeded):
         raise ConfigError("--compare with a temperature needs a --seed, or the two answers differ by chance")
     path = models.find(args.model)
 
-    from racer_local.session import open_model
+    from racer_local.llama import Model
 
     _show_any_character()
-    with open_model(path, config) as model, _interruptible() as cancelled:
-        if args.n_ctx is None:
-            context = replace(context, n_ctx=min(context.n_ctx, model.n_ctx_train))
+    with Model(path, config) as model, _interruptible() as cancelled:
         work = _Work(args, model, context, draft, sampling, _prompt_tokens(model, text, args), cancelled)
         (_compare if args.compare else _answer)(work)
         return INTERRUPTED if cancelled() else 0
@@ -78,7 +75,12 @@ class _Work:
     def answer(self, session: Session, max_tokens: int, *, show: bool, record: bool = False) -> Answer:
         on_text = _stream if show and not self.args.json else _ignore
         answer = session.answer(
-            self.prompt, self.sampling, max_tokens, on_text=on_text, cancelled=self.cancelled, record=record
+            self.prompt,
+            sampling=self.sampling,
+            max_tokens=max_tokens,
+            on_text=on_text,
+            cancelled=self.cancelled,
+            record=record,
         )
         if on_text is _stream:
             print(flush=True)
@@ -101,7 +103,7 @@ def _compare(work: _Work) -> None:
     answers: list[Answer] = []
     for draft in (replace(work.draft, draft="none"), work.draft):
         with work.open(draft) as session:
-            work.answer(session, min(WARM_UP_TOKENS, work.args.max_tokens), show=False)
+            work.answer(session, min(WARM_UP_TOKENS, work.args.max_tokens), show=False, record=True)
             session.forget()
             answers.append(work.answer(session, work.args.max_tokens, show=not answers, record=True))
         print(describe(answers[-1].stats), file=sys.stderr)

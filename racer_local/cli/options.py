@@ -6,7 +6,7 @@ import argparse
 from dataclasses import MISSING, Field, fields
 from typing import Any, TypeVar, get_type_hints
 
-from racer_local.config import ContextConfig, DraftConfig, ModelConfig, Options, SamplingConfig
+from racer_local.config import ContextConfig, ModelConfig, Options
 from racer_local.errors import ConfigError
 
 T = TypeVar("T")
@@ -32,10 +32,10 @@ def from_args(config: type[T], args: argparse.Namespace, **more: Any) -> T:
     return config(**{**given, **more})
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """The flags of every command that opens a model."""
+def add_model(parser: argparse.ArgumentParser, *configs: type) -> None:
+    """The flags of a command that opens a model: how to load it, and the settings of these config classes."""
     parser.add_argument("-m", "--model", required=True, help="a GGUF file, or a name from: racer-local models list")
-    add_settings(parser, ModelConfig, ContextConfig, DraftConfig, SamplingConfig)
+    add_settings(parser, ModelConfig, *configs)
     for owner in ("model", "context"):
         parser.add_argument(
             f"--{owner}-option",
@@ -44,6 +44,14 @@ def add_model(parser: argparse.ArgumentParser) -> None:
             metavar="NAME=VALUE",
             help=f"a further field of llama_{owner}_params; may be repeated",
         )
+
+
+def model_from_args(args: argparse.Namespace) -> ModelConfig:
+    return from_args(ModelConfig, args, options=parse_options(args.model_option, "--model-option"))
+
+
+def context_from_args(args: argparse.Namespace) -> ContextConfig:
+    return from_args(ContextConfig, args, options=parse_options(args.context_option, "--context-option"))
 
 
 def parse_options(pairs: list[str], flag: str) -> Options:

@@ -72,7 +72,9 @@ def make_drafter(config: DraftConfig, n_vocab: int, end_tokens: Collection[int] 
     from racer_local.draft.lookup import PromptLookup
     from racer_local.draft.retrieval import NgramTrie
     from racer_local.draft.sources import SourcesDrafter
+    from racer_local.kernels import warm_up
 
+    warm_up()
     banned = np.zeros(n_vocab, np.bool_)
     banned[list(end_tokens)] = True
     sources = {

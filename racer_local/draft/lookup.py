@@ -30,7 +30,7 @@ class PromptLookup(DraftSource):
         text = self.text.tokens
         at = find_continuation(text, len(text), self.longest)
         node = 0
-        for token in text[at:].tolist() if at >= 0 else ():
+        for token in text[at : at + tree.limit[0]].tolist() if at >= 0 else ():
             node = -1 if self.banned[token] else layout.add(tree, node, token, int(Source.CONTEXT))
             if node < 0:
                 break

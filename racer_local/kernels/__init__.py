@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
 
+
+@cache
 def warm_up() -> None:
     """Compile every kernel with the types it is used with, so that no answer waits for it.
 

@@ -24,12 +24,16 @@ class Scratch(NamedTuple):
     """[2] nodes and leaves so far."""
     limit: Int32s
     """[3] most nodes, most leaves, deepest node."""
+    first: Int32s
+    """Scratch of `depth_first`, as the next two."""
+    following: Int32s
+    moved: Int32s
 
 
 def new_scratch(capacity: int) -> Scratch:
-    arrays = [np.zeros(capacity, np.int32) for _ in range(5)]
-    tokens, parents, depths, sources, children = arrays
-    return Scratch(tokens, parents, depths, sources, children, np.zeros(2, np.int32), np.zeros(3, np.int32))
+    tokens, parents, depths, sources, children, first, following, moved = np.zeros((8, capacity), np.int32)
+    size, limit = np.zeros(2, np.int32), np.zeros(3, np.int32)
+    return Scratch(tokens, parents, depths, sources, children, size, limit, first, following, moved)
 
 
 @njit(cache=True)
@@ -83,12 +87,12 @@ def depth_first(tree, out):  # type: ignore[no-untyped-def]
     Worked example: nodes added as 0, 0-1, 0-2, 0-1-3 come out as 0, 1, 3, 2.
     """
     n = tree.size[0]
-    first, following = np.full(n, -1, np.int32), np.full(n, -1, np.int32)
+    first, following, moved = tree.first, tree.following, tree.moved
+    first[:n] = following[:n] = -1
     for node in range(n - 1, 0, -1):
         parent = tree.parents[node]
         following[node] = first[parent]
         first[parent] = node
-    moved = np.empty(n, np.int32)
     node = np.int32(0)
     for place in range(n):
         moved[node] = place

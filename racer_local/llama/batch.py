@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from racer_local.config import MAX_SEQUENCES
+from racer_local.llama import library
 from racer_local.tree import DraftTree, Int32s, Tokens
 
 
@@ -18,15 +19,14 @@ class Batch:
     array 0, 1, 2, ...
     """
 
-    def __init__(self, lib: Any, capacity: int) -> None:
-        self.capacity = capacity
+    def __init__(self, capacity: int) -> None:
         self._tokens = np.zeros(capacity, np.int32)
         self._positions = np.zeros(capacity, np.int32)
         self._n_sequences = np.ones(capacity, np.int32)
         self._sequence_ids = np.arange(MAX_SEQUENCES, dtype=np.int32)
         self._sequences = np.zeros(capacity, np.uintp)
         self._outputs = np.zeros(capacity, np.int8)
-        self.struct = lib.llama_batch(
+        self.struct = library.init().llama_batch(
             n_tokens=0,
             token=_pointer(self._tokens, ctypes.c_int32),
             embd=None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from racer_local.errors import ModelError
+from racer_local.errors import ConfigError, ModelError
 from racer_local.llama.model import Model
 
 Message = dict[str, str]
@@ -16,17 +16,28 @@ def render_chat(model: Model, messages: Sequence[Message]) -> list[int]:
     A control token's spelling in a message stays text: the message is rendered with a mark inside each such
     spelling, and the prompt is cut there before it is tokenized.
 
-    Raises ModelError where the file carries no template or the template refuses the messages.
+    Raises ModelError where the file carries no template or the template refuses the messages, ConfigError for a
+    message without text.
     """
+    for message in messages:
+        if not isinstance(message.get("content"), str):
+            raise ConfigError(f"a chat message must have text as its content; this one has not: {message}")
     if not model.chat_template:
         raise ModelError(f"{model.path.name} carries no chat template; use the raw prompt (--raw)")
     mark = _unused_character(messages)
     marked = [{**m, "content": _break_control_tokens(model, m["content"], mark)} for m in messages]
-    parts = _render(model, marked).split(mark)
-    tokens = model.tokenize(parts[0], add_special=False, parse_special=True)
-    for part in parts[1:]:
-        tokens += model.tokenize(part, add_special=False, parse_special=True)
+    first, *others = _render(model, marked).split(mark)
+    tokens = model.tokenize(first, parse_special=True)
+    for part in others:
+        tokens += _tokenize_inside(model, part)
     return tokens
+
+
+def _tokenize_inside(model: Model, part: str) -> list[int]:
+    """Tokens of a part that goes on in the middle of a word; some vocabularies would put a space before it."""
+    ahead = model.tokenize("\n")
+    tokens = model.tokenize("\n" + part, parse_special=True)
+    return tokens[len(ahead) :] if tokens[: len(ahead)] == ahead else model.tokenize(part, parse_special=True)
 
 
 def _render(model: Model, messages: Sequence[Message]) -> str:

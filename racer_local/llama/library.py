@@ -1,51 +1,59 @@
-"""llama_cpp, imported once, with its log caught: llama.cpp says why a load failed only there."""
+"""llama_cpp, imported once and after its probe, with its log caught: llama.cpp says why a load failed only there."""
 
 from __future__ import annotations
 
 import ctypes
 from collections import deque
+from functools import cache
 from typing import Any
 
 from racer_local.config import Options
 from racer_local.errors import BindingError, ConfigError
-
-try:
-    import llama_cpp as lib
-except (ImportError, OSError, RuntimeError) as error:
-    raise BindingError(
-        f"llama-cpp-python can't be loaded ({error}); install it with: make setup (or pip install llama-cpp-python)"
-    ) from error
+from racer_local.llama.probe import ensure_build_works
 
 ERROR_LEVEL = 4
 CONTINUED_LEVEL = 5
 
 _errors: deque[str] = deque(maxlen=20)
-_level = 0
+_keep: list[object] = []
+"""llama.cpp calls the log callback for as long as the process lives, so it must stay referenced."""
 
 
-@lib.llama_log_callback  # type: ignore[untyped-decorator, unused-ignore]
-def _on_log(level: int, text: bytes | None, _user_data: ctypes.c_void_p) -> None:
-    global _level
-    _level = _level if level == CONTINUED_LEVEL else level
-    if _level == ERROR_LEVEL and text:
-        _errors.append(text.decode("utf-8", "replace").strip())
-
-
+@cache
 def init() -> Any:
-    """The binding, its backend started and its log caught. Cheap when called again.
+    """The binding, its backend started and its log caught; a log callback set before is replaced.
 
-    The callback object is a module global: llama.cpp calls it for as long as the process lives.
+    A build is imported once a probe in a child process has shown that it runs on this CPU.
+
+    Raises BindingError where it crashes or can't be imported.
     """
-    lib.llama_log_set(_on_log, ctypes.c_void_p(0))
-    lib.llama_backend_init()
-    return lib
+    ensure_build_works()
+    try:
+        import llama_cpp
+    except (ImportError, OSError, RuntimeError) as error:
+        raise BindingError(f"llama-cpp-python can't be loaded ({error}); install it with: make setup") from error
+    _keep.append(llama_cpp.llama_log_callback(_on_log))
+    llama_cpp.llama_log_set(_keep[0], ctypes.c_void_p(0))
+    llama_cpp.llama_backend_init()
+    return llama_cpp
 
 
-def last_error() -> str:
-    """What llama.cpp logged as the cause of the last failure, in one line; forgotten once read."""
-    lines = [line for line in _errors if line]
+def _on_log(level: int, text: bytes | None, _user_data: object) -> None:
+    if level == ERROR_LEVEL and text:
+        _errors.append(text.decode("utf-8", "replace"))
+    elif level == CONTINUED_LEVEL and text and _errors:
+        _errors[-1] += text.decode("utf-8", "replace")
+
+
+def forget_errors() -> None:
+    """Before a call whose failure is to be explained."""
     _errors.clear()
-    return lines[0] if lines else "llama.cpp gave no reason"
+
+
+def cause() -> str:
+    """The first error that llama.cpp logged since then, in one line."""
+    lines = (" ".join(text.split()) for text in _errors)
+    return next(filter(None, lines), "llama.cpp gave no reason")
 
 
 def set_fields(params: Any, options: Options, what: str) -> None:
@@ -66,4 +74,4 @@ _FLOATS = ctypes.POINTER(ctypes.c_float)
 
 def _float_array(values: Any) -> Any:
     """One number a device (tensor_split), the rest 0."""
-    return (ctypes.c_float * lib.llama_max_devices())(*values)
+    return (ctypes.c_float * init().llama_max_devices())(*values)

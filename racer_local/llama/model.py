@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import weakref
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
-from weakref import WeakSet
 
 import numpy as np
 
 from racer_local.config import ModelConfig
-from racer_local.errors import ModelError
+from racer_local.errors import ConfigError, ModelError
 from racer_local.llama import library
 
 GGUF_MAGIC = b"GGUF"
@@ -24,23 +25,28 @@ class Closable(Protocol):
 class Model:
     """A loaded model. Closing it closes its contexts first; closing twice is harmless.
 
-    Raises ModelError where the file is missing, no GGUF, damaged, or holds no weights.
+    Raises ModelError where the file is missing, no GGUF, damaged, holds no weights or can't generate text,
+    BindingError where the build crashes.
     """
 
     def __init__(self, path: str | Path, config: ModelConfig | None = None) -> None:
         config = config or ModelConfig()
         self.path = Path(path)
-        self._handle: Any = None
-        self._contexts: WeakSet[Closable] = WeakSet()
+        self._contexts: weakref.WeakSet[Closable] = weakref.WeakSet()
         _check_file(self.path)
         self._lib = library.init()
         params = self._lib.llama_model_default_params()
         self.offloads = bool(self._lib.llama_supports_gpu_offload()) and config.gpu_layers != 0
         params.n_gpu_layers = config.gpu_layers if self.offloads else 0
         library.set_fields(params, config.options, "the model")
-        self._handle = self._lib.llama_model_load_from_file(str(self.path).encode(), params)
+        library.forget_errors()
+        self._handle = self._lib.llama_model_load_from_file(os.fsencode(self.path), params)
         if not self._handle:
-            raise ModelError(_why_not(self.path, library.last_error()))
+            raise ModelError(_why_not(self.path, library.cause()))
+        self._free = weakref.finalize(self, self._lib.llama_model_free, self._handle)
+        if not self._lib.llama_model_has_decoder(self._handle) or self._lib.llama_model_has_encoder(self._handle):
+            self.close()
+            raise ModelError(f"{self.path.name} is no decoder-only model; it can't generate text here")
         self.n_vocab: int = self._lib.llama_vocab_n_tokens(self.vocab)
         self.n_ctx_train: int = self._lib.llama_model_n_ctx_train(self._handle)
         self.can_branch = not (
@@ -51,7 +57,7 @@ class Model:
     @property
     def handle(self) -> Any:
         """The llama_model pointer."""
-        if self._handle is None:
+        if not self._free.alive:
             raise ModelError(f"the model {self.path.name} is closed")
         return self._handle
 
@@ -78,6 +84,7 @@ class Model:
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """The bytes of a token; control tokens are empty unless `special`."""
+        self._check_id(token)
         size = 64
         while True:
             buffer = ctypes.create_string_buffer(size)
@@ -88,6 +95,7 @@ class Model:
 
     def is_special(self, token: int) -> bool:
         """Whether a text's spelling becomes this token only with `parse_special` (control tokens, <unk>)."""
+        self._check_id(token)
         special = self._lib.LLAMA_TOKEN_ATTR_CONTROL | self._lib.LLAMA_TOKEN_ATTR_UNKNOWN
         return bool(self._lib.llama_vocab_get_attr(self.vocab, token) & special)
 
@@ -105,6 +113,10 @@ class Model:
         raw = self._lib.llama_model_chat_template(self.handle, None)
         return raw.decode("utf-8", "replace") if raw else None
 
+    def _check_id(self, token: int) -> None:
+        if not 0 <= token < self.n_vocab:
+            raise ConfigError(f"token {token} is not in the vocabulary of {self.path.name} (0 to {self.n_vocab - 1})")
+
     def _special_text(self, token: int) -> str:
         return self.piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
 
@@ -113,11 +125,9 @@ class Model:
         self._contexts.add(context)
 
     def close(self) -> None:
-        if self._handle is not None:
-            for context in list(self._contexts):
-                context.close()
-            self._lib.llama_model_free(self._handle)
-            self._handle = None
+        for context in list(self._contexts):
+            context.close()
+        self._free()
 
     def __enter__(self) -> Model:
         return self

@@ -10,9 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from racer_local.config import SamplingConfig
+from racer_local.errors import DecodeError
 from racer_local.llama import library
 from racer_local.target import Sampler
 from racer_local.tree import Tokens
+
+NOT_A_NUMBER = "the model's logits are not numbers; try another kv_type (--kv-type) or a model file of another quant"
 
 
 def make_sampler(config: SamplingConfig, n_vocab: int) -> Sampler:
@@ -33,7 +36,10 @@ class GreedySampler:
     def begin(self, prompt: Tokens) -> None: ...
 
     def draw(self, logits: NDArray[np.float32]) -> int:
-        return int(logits.argmax())
+        token = int(logits.argmax())
+        if np.isnan(logits[token]):
+            raise DecodeError(NOT_A_NUMBER)
+        return token
 
 
 class ChainSampler:
@@ -93,6 +99,8 @@ class ChainSampler:
         array.data = ctypes.cast(candidates.ctypes.data, type(array.data))
         array.size, array.selected, array.sorted = len(candidates), -1, False
         self._lib.llama_sampler_apply(self._chain, ctypes.byref(array))
+        if array.selected < 0 or np.isnan(logits).any():
+            raise DecodeError(NOT_A_NUMBER)
         token = int(array.data[array.selected].id)
         self._lib.llama_sampler_accept(self._chain, token)
         return token

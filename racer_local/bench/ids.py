@@ -1,0 +1,74 @@
+"""Do drafts leave the token ids as they are? The same prompts, plainly and through each drafter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from racer_local.config import ContextConfig, DraftConfig, SamplingConfig
+from racer_local.errors import ConfigError
+from racer_local.llama import Model
+from racer_local.session import Answer, Session, first_difference
+
+
+def read_prompts(path: Path, limit: int) -> list[str]:
+    """Up to `limit` prompts spread evenly over a JSONL file of {"turns": [...]} (the first turn) or {"prompt": ...}."""
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        prompts = [str(line["turns"][0] if "turns" in line else line["prompt"]) for line in lines]
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from error
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise ConfigError(
+            f'{path} must hold a JSON object a line, with "turns" or "prompt" in it ({error!r})'
+        ) from error
+    return prompts[:: max(1, len(prompts) // max(1, limit))][:limit]
+
+
+def measure(
+    model: Model,
+    prompts: Sequence[str],
+    drafts: Sequence[str],
+    context: ContextConfig,
+    sampling: SamplingConfig,
+    max_tokens: int,
+) -> Iterator[dict[str, Any]]:
+    """After each prompt the sums so far: {drafter: {equal, of, largest_gap, mean_accepted_tokens}}.
+
+    largest_gap: over the answers that differ, the largest distance between the two tokens' logits at the first
+    difference; None where all agree, infinity where a token is not among the row's likeliest.
+    """
+    sums: dict[str, dict[str, Any]] = {
+        draft: {"equal": 0, "of": 0, "emitted": 0, "steps": 0, "largest_gap": None} for draft in drafts
+    }
+    for prompt in prompts:
+        plain = _answer(model, prompt, "none", context, sampling, max_tokens)
+        for draft, so_far in sums.items():
+            _add(so_far, plain, _answer(model, prompt, draft, context, sampling, max_tokens))
+        yield {
+            draft: {
+                **{key: so_far[key] for key in ("equal", "of", "largest_gap")},
+                "mean_accepted_tokens": round(so_far["emitted"] / max(1, so_far["steps"]), 4),
+            }
+            for draft, so_far in sums.items()
+        }
+
+
+def _answer(
+    model: Model, prompt: str, draft: str, context: ContextConfig, sampling: SamplingConfig, max_tokens: int
+) -> Answer:
+    with Session(model, context, DraftConfig(draft=draft)) as session:
+        return session.answer(prompt, sampling=sampling, max_tokens=max_tokens, record=True)
+
+
+def _add(so_far: dict[str, Any], plain: Answer, drafted: Answer) -> None:
+    difference = first_difference(plain, drafted)
+    so_far["equal"] += difference is None
+    so_far["of"] += 1
+    so_far["emitted"] += drafted.stats.emitted
+    so_far["steps"] += drafted.stats.steps
+    if difference is not None:
+        gap = float("inf") if difference.gap is None else round(difference.gap, 4)
+        so_far["largest_gap"] = max(gap, so_far["largest_gap"] or 0.0)

@@ -1,0 +1,137 @@
+"""A llama.cpp context: its memory of sequences, its forwards and its logits rows."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import Any
+
+import numpy as np
+
+from racer_local.config import ContextConfig, default_threads
+from racer_local.errors import ConfigError, DecodeError, ModelError
+from racer_local.llama import library
+from racer_local.llama.batch import Batch
+from racer_local.llama.model import Model
+from racer_local.target import Rows
+
+OWN_FIELDS = {
+    *("n_ctx", "n_batch", "n_seq_max", "n_outputs_max", "n_outputs_max_per_seq", "n_rs_seq", "n_threads"),
+    *("kv_unified", "swa_full", "embeddings", "ctx_type", "pooling_type", "attention_type"),
+    *("flash_attn_type", "type_k", "type_v"),
+}
+"""Context fields that follow from `ContextConfig` and the tree size."""
+
+GGML_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "bf16": 30}
+"""enum ggml_type; the binding lacks a name for bf16."""
+
+NO_SLOT = 1
+"""What llama_decode returns where the memory has no room for the batch."""
+END = -1
+"""As a position: up to the last one."""
+
+
+class Context:
+    """Room for `cells` tokens in the memory, trees of `max_nodes` and `max_rows` rows of logits.
+
+    Freed when closed, when its model is closed, or with the last reference to it.
+    """
+
+    def __init__(
+        self, model: Model, config: ContextConfig, *, cells: int, sequences: int, max_nodes: int, max_rows: int
+    ) -> None:
+        self.model = model
+        max_batch = max(config.n_batch, max_nodes)
+        self.batch = Batch(max_batch)
+        self._max_rows = max_rows
+        self._rows_at: int | None = None
+        self._lib = library.init()
+        params = self._params(config)
+        params.n_ctx, params.n_batch = cells, max_batch
+        params.n_seq_max, params.n_outputs_max = sequences, max_rows
+        params.n_ubatch = max(min(max_batch, params.n_ubatch), max_nodes)  # a tree must not be split
+        self._handle = self._open(params, config)
+        self._free = weakref.finalize(self, self._lib.llama_free, self._handle)
+        model.closes_first(self)
+        if not self._memory:
+            self.close()
+            raise ModelError(f"{model.path.name} has no memory of a text (an embedding model?); it can't generate")
+
+    def _params(self, config: ContextConfig) -> Any:
+        params = self._lib.llama_context_default_params()
+        params.kv_unified = True  # else a token can't be on several sequences
+        params.swa_full = True  # else a sliding window forgets what a rollback needs
+        params.n_threads = params.n_threads_batch = config.threads or default_threads()
+        params.flash_attn_type = _flash_attn(self._lib, config, self.model.offloads)
+        params.type_k = params.type_v = GGML_TYPES[config.kv_type]
+        if own := OWN_FIELDS & config.options.keys():
+            raise ConfigError(f"the context option {min(own)} follows from other settings; use those")
+        library.set_fields(params, config.options, "the context")
+        return params
+
+    def _open(self, params: Any, config: ContextConfig) -> Any:
+        library.forget_errors()
+        handle = self._lib.llama_init_from_model(self.model.handle, params)
+        if not handle:
+            raise ModelError(
+                f"no context of {params.n_ctx} tokens could be opened: {library.cause()}; try a smaller n_ctx "
+                f"(--ctx), another kv_type (--kv-type) or flash_attn (--flash-attn)"
+            )
+        return handle
+
+    @property
+    def handle(self) -> Any:
+        """The llama_context pointer."""
+        if not self._free.alive:
+            raise ModelError("this context is closed")
+        return self._handle
+
+    @property
+    def _memory(self) -> Any:
+        return self._lib.llama_get_memory(self.handle)
+
+    def decode(self, what: str) -> bool:
+        """One forward of the batch (llama_decode); False where the memory has no room for it.
+
+        Raises DecodeError, naming `what`, on any other failure.
+        """
+        library.forget_errors()
+        code = self._lib.llama_decode(self.handle, self.batch.struct)
+        if code not in (0, NO_SLOT):
+            raise DecodeError(f"llama_decode returned {code} for {what}: {library.cause()}")
+        return bool(code == 0)
+
+    def rows(self, n: int) -> Rows:
+        """[n, vocabulary] the logits of the last forward; a view, valid until the next one."""
+        logits = self._lib.llama_get_logits(self.handle)
+        address = ctypes.cast(logits, ctypes.c_void_p).value
+        if address != self._rows_at:  # making a view costs more than the rest of a step
+            self._rows_at = address
+            self._rows = np.ctypeslib.as_array(logits, (self._max_rows, self.model.n_vocab))
+        return self._rows[:n]
+
+    def wait(self) -> None:
+        """Until the device has done what was asked of it (llama_synchronize)."""
+        self._lib.llama_synchronize(self.handle)
+
+    def remove(self, sequence: int, start: int, end: int = END) -> bool:
+        """Take the positions start .. end-1 out of a sequence; False where the memory can't."""
+        return bool(self._lib.llama_memory_seq_rm(self._memory, sequence, start, end))
+
+    def share(self, source: int, to: int, start: int, end: int = END) -> None:
+        """Let sequence `to` see what `source` has at the positions start .. end-1."""
+        self._lib.llama_memory_seq_cp(self._memory, source, to, start, end)
+
+    def clear(self) -> None:
+        self._lib.llama_memory_clear(self._memory, False)
+
+    def close(self) -> None:
+        self._free()
+
+
+def _flash_attn(lib: Any, config: ContextConfig, offloads: bool) -> int:
+    if config.flash_attn == "on" or config.kv_type == "q8_0":
+        return int(lib.LLAMA_FLASH_ATTN_TYPE_ENABLED)
+    if config.flash_attn == "auto" and offloads:
+        return int(lib.LLAMA_FLASH_ATTN_TYPE_AUTO)
+    return int(lib.LLAMA_FLASH_ATTN_TYPE_DISABLED)
