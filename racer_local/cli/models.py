@@ -9,7 +9,7 @@ import time
 from typing import Any, TextIO
 
 from racer_local import models
-from racer_local.models import Entry, readable_size
+from racer_local.models import Entry, Progress, readable_size
 
 REDRAW_S = 0.1
 WIDTH = 24
@@ -74,7 +74,7 @@ def _table(rows: list[tuple[str, ...]]) -> str:
     return "\n".join(lines)
 
 
-class ProgressBar:
+class ProgressBar(Progress):
     """Bytes, percent, rate and time left: one line redrawn on a terminal, else a line each 10 %."""
 
     def __init__(self, out: TextIO) -> None:
@@ -83,7 +83,7 @@ class ProgressBar:
         self._drawn = 0
         self._first: tuple[float, int] | None = None
         self._next_s = 0.0
-        self._next_bytes = 0
+        self._step = 0
 
     def note(self, text: str) -> None:
         """Prints a line. What follows counts as a new download, with a rate of its own."""
@@ -93,15 +93,15 @@ class ProgressBar:
 
     def advance(self, done: int, total: int | None) -> None:
         now = time.monotonic()
+        step = done * 10 // total if total else done // STEP_BYTES
         if self._first is None:
             # A resumed download starts beyond 0; the rate counts only what came since.
-            self._first = (now, done)
-            self._next_s = 0.0
-            self._next_bytes = _mark_after(done, total)
-        if self._due(now, done, total):
-            self._next_s = now + REDRAW_S
-            self._next_bytes = _mark_after(done, total)
-            self._draw(_progress_line(done, total, self._rate(now, done)))
+            self._first, self._next_s, self._step = (now, done), 0.0, step
+        if (now >= self._next_s or done == total) if self._terminal else step != self._step:
+            self._next_s, self._step = now + REDRAW_S, step
+            started, base = self._first
+            rate = (done - base) / (now - started) if now > started else 0.0
+            self._draw(_progress_line(done, total, rate))
 
     def close(self) -> None:
         """Leaves the drawn line; the cursor goes below it."""
@@ -109,30 +109,12 @@ class ProgressBar:
             print(file=self._out, flush=True)
         self._drawn = 0
 
-    def _due(self, now: float, done: int, total: int | None) -> bool:
-        if self._terminal:
-            return now >= self._next_s or done == total
-        return done >= self._next_bytes
-
-    def _rate(self, now: float, done: int) -> float:
-        """Bytes a second since this download started; 0 is not known yet."""
-        started, base = self._first or (now, done)
-        return (done - base) / (now - started) if now > started else 0.0
-
     def _draw(self, line: str) -> None:
         if self._terminal:
             print(f"\r{line.ljust(self._drawn)}", end="", file=self._out, flush=True)
             self._drawn = len(line)
         else:
             print(line, file=self._out, flush=True)
-
-
-def _mark_after(done: int, total: int | None) -> int:
-    """Bytes at which a log wants its next line."""
-    if not total:
-        return done + STEP_BYTES
-    tenths = done * 10 // total + 1
-    return -(-total * tenths // 10)
 
 
 def _progress_line(done: int, total: int | None, rate: float) -> str:

@@ -3,26 +3,10 @@
 Everything lies in `cache_home()/models`. A file gets its final name only after its sha256 was checked, so a
 file of that name is never hashed again. Only the standard library is used.
 
-Each module imports only those before it: entry, web, download, sources, registry, fetching.
+Each module imports only those before it: registry, download, fetching.
 """
 
-from racer_local.models.entry import Entry, Progress, Source, models_home, readable_size
-from racer_local.models.fetching import fetch
-from racer_local.models.registry import entry_of, find, load_registry, registry_path
-from racer_local.models.sources import HubSource, PypiSource, WheelPart
+from racer_local.models.fetching import Progress, fetch
+from racer_local.models.registry import Entry, entry_of, find, load_registry, models_home, readable_size
 
-__all__ = [
-    "Entry",
-    "HubSource",
-    "Progress",
-    "PypiSource",
-    "Source",
-    "WheelPart",
-    "entry_of",
-    "fetch",
-    "find",
-    "load_registry",
-    "models_home",
-    "readable_size",
-    "registry_path",
-]
+__all__ = ["Entry", "Progress", "entry_of", "fetch", "find", "load_registry", "models_home", "readable_size"]

@@ -1,30 +1,42 @@
-"""One URL to one checked file: going on where an earlier run stopped, and watching the disk."""
+"""One URL to one checked file: one HTTP request, going on where an earlier one stopped, and the disk."""
 
 from __future__ import annotations
 
 import hashlib
 import http.client
-import re
 import shutil
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, cast
+from urllib.parse import urlsplit
 
+from racer_local import __version__
 from racer_local.errors import DownloadError
-from racer_local.models.entry import SourceError, readable_size
-from racer_local.models.web import CHUNK, CutError, RangeError, read, request
+from racer_local.models.registry import readable_size
 
+TIMEOUT_S = 10.0
+"""Seconds of silence until a connection counts as lost."""
 ATTEMPTS = 4
 """Times that a download whose connection breaks goes on, as long as each try brings it further."""
 RETRY_PAUSE_S = 1.0
 SPARE_BYTES = 16 << 20
 """Bytes that a download leaves free on the disk."""
+CHUNK = 1 << 18
 
 Report = Callable[[int, int | None], None]
 """Takes the bytes that are here and the bytes of the whole file, None if nobody knows them."""
+
+
+class SourceError(DownloadError):
+    """Why one source can't deliver; the next one is tried."""
+
+
+class SpoiledError(SourceError):
+    """The connection broke in the middle of the body, or what arrived has the wrong checksum."""
 
 
 @dataclass(frozen=True)
@@ -40,34 +52,30 @@ class Remote:
 def download(remote: Remote, part: Path, report: Report) -> None:
     """Fetches into `part`, going on where an earlier run stopped, and checks it.
 
-    Raises SourceError; after a wrong checksum nothing is left of the file.
+    Goes on after a broken connection as long as that brings bytes, and starts over, once, if what was resumed
+    turns out to be another file's. Raises SourceError.
     """
-    resumed = bytes_in(part) > 0
-    _transfer_patiently(remote, part, report)
-    try:
-        check(part, remote.sha256)
-    except SourceError:
-        if not resumed:
-            raise
-        # A crash may have damaged what the earlier run left; now that it is gone, this happens only once.
-        download(remote, part, report)
+    for attempt in range(1, ATTEMPTS + 1):
+        have = bytes_in(part)
+        try:
+            _transfer(remote, part, have, report)
+            return check(part, remote.sha256)
+        except SpoiledError:
+            grew, emptied = bytes_in(part) > have, have and not bytes_in(part)
+            if attempt == ATTEMPTS or not (grew or emptied):
+                raise
+            time.sleep(RETRY_PAUSE_S)
 
 
-def check(part: Path, sha256: str) -> None:
-    """Throws the file away and raises SourceError if it has another checksum."""
+def check(path: Path, sha256: str) -> None:
+    """Throws the file away and raises SpoiledError if it has another checksum."""
     digest = hashlib.sha256()
-    with part.open("rb") as file:
+    with path.open("rb") as file:
         while chunk := file.read(CHUNK):
             digest.update(chunk)
     if digest.hexdigest() != sha256:
-        discard(part)
-        raise SourceError("what arrived has the wrong checksum and was thrown away")
-
-
-def discard(part: Path) -> None:
-    """Deletes the file and what was kept for going on with it."""
-    _etag_file(part).unlink(missing_ok=True)
-    part.unlink(missing_ok=True)
+        path.unlink()
+        raise SpoiledError("wrong checksum: the file there has changed or the transfer is damaged; thrown away")
 
 
 def bytes_in(path: Path) -> int:
@@ -84,90 +92,69 @@ def make_room(folder: Path, size: int) -> None:
         )
 
 
-def _transfer_patiently(remote: Remote, part: Path, report: Report) -> None:
-    """Goes on after a broken connection, as long as that brings new bytes."""
-    for attempt in range(1, ATTEMPTS + 1):
-        before = bytes_in(part)
-        try:
-            _transfer(remote, part, report)
-            return
-        except CutError:
-            if attempt == ATTEMPTS or bytes_in(part) <= before or not _resumable(part, remote.size):
-                raise
-            time.sleep(RETRY_PAUSE_S)
+def request(url: str, authorization: str | None, headers: dict[str, str]) -> http.client.HTTPResponse:
+    """The answer to a GET: 2xx, or 416 to a Range. Raises SourceError for all else."""
+    token = {"Authorization": authorization} if authorization else {}
+    try:
+        get = urllib.request.Request(url, headers={"User-Agent": f"racer-local/{__version__}", **headers, **token})
+        if get.type not in ("http", "https"):
+            raise ValueError
+        return cast("http.client.HTTPResponse", urllib.request.build_opener(_Handler).open(get, timeout=TIMEOUT_S))
+    except (ValueError, http.client.InvalidURL):
+        # Their text could show a password in the address.
+        raise SourceError("no valid http address or token; correct HF_ENDPOINT, HF_TOKEN or the index") from None
+    except (OSError, http.client.HTTPException) as error:
+        raise SourceError(_reason(error)) from error
 
 
-def _transfer(remote: Remote, part: Path, report: Report) -> None:
-    have = _resumable(part, remote.size)
-    if have and have == remote.size:
+def read(response: http.client.HTTPResponse) -> bytes:
+    """What is there, at most CHUNK bytes: waiting for more would lose it when the connection breaks."""
+    try:
+        return response.read1(CHUNK)
+    except (OSError, http.client.HTTPException) as error:
+        raise SpoiledError(f"the connection broke: {_reason(error)}") from error
+
+
+class _Handler(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, req: urllib.request.Request, *args: Any, **kwargs: Any) -> urllib.request.Request | None:
+        """Takes a token along within a host only: the Hub redirects to a store that has no business with it."""
+        new = super().redirect_request(req, *args, **kwargs)
+        if new and urlsplit(new.full_url)[:2] != urlsplit(req.full_url)[:2]:
+            new.remove_header("Authorization")
+        return new
+
+    def http_error_416(self, req: object, response: Any, *args: object) -> Any:
+        return response
+
+
+def _transfer(remote: Remote, part: Path, have: int, report: Report) -> None:
+    """Gets what is missing. Whether it fits to what was there is for the checksum to tell."""
+    if remote.size is not None and have >= remote.size:
         return
-    response, offset = _open_at(remote, part, have)
-    with response:
-        total = _promised(response, offset, remote.size)
-        if offset == 0:
-            _start_over(part, response.headers.get("ETag"))
-        make_room(part.parent, (total or 0) - offset)
-        with part.open("ab") as out:
-            _copy(response, out, offset, total, report)
-
-
-def _open_at(remote: Remote, part: Path, have: int) -> tuple[http.client.HTTPResponse, int]:
-    """The answer and the offset that it starts at: `have` if the server goes on there, else 0."""
-    if have:
-        headers = {"Range": f"bytes={have}-", "If-Range": _etag_file(part).read_text("ascii")}
-        with suppress(RangeError):
-            response = request(remote.url, headers, remote.authorization)
-            if response.status != 206:
-                return response, 0
-            if _goes_on(response.headers.get("Content-Range", ""), have, remote.size):
-                return response, have
-            response.close()
-    return request(remote.url, {}, remote.authorization), 0
-
-
-def _goes_on(content_range: str, have: int, size: int | None) -> bool:
-    match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", content_range.strip())
-    return bool(match and int(match[1]) == have and (size is None or match[3] in ("*", str(size))))
-
-
-def _promised(response: http.client.HTTPResponse, offset: int, size: int | None) -> int | None:
-    """Bytes of the whole file. Raises SourceError if the server has a file of another size."""
-    length = response.headers.get("Content-Length", "")
-    if not length.isdigit():
-        return size
-    total = offset + int(length)
-    if size not in (None, total):
-        raise SourceError(f"offers {total} bytes, expected {size}")
-    return total
-
-
-def _copy(response: http.client.HTTPResponse, out: BinaryIO, done: int, total: int | None, report: Report) -> None:
-    report(done, total)
-    while chunk := read(response):
-        done += len(chunk)
-        if total is not None and done > total:
-            raise SourceError(f"sends more than the {total} bytes it should")
-        out.write(chunk)
-        report(done, total)
+    with request(remote.url, remote.authorization, {"Range": f"bytes={have}-"} if have else {}) as response:
+        if have and response.status == 416:
+            return
+        done = have if response.status == 206 else 0
+        total = remote.size if response.length is None else done + response.length
+        if remote.size not in (None, total):
+            raise SourceError(f"the file there has changed: {total} bytes instead of {remote.size}")
+        make_room(part.parent, (total or 0) - done)
+        with part.open("ab" if done else "wb") as out:
+            report(done, total)
+            while chunk := read(response):
+                out.write(chunk)
+                done += len(chunk)
+                report(done, total)
     if total is not None and done < total:
-        raise CutError(f"the connection ended after {done} of {total} bytes")
+        raise SpoiledError(f"the connection ended after {done} of {total} bytes")
 
 
-def _resumable(part: Path, size: int | None) -> int:
-    """Bytes of `part` that can be kept. Without an ETag, the server may have another file by now."""
-    have = bytes_in(part)
-    if size is not None and have >= size:
-        return have if have == size else 0
-    return have if _etag_file(part).is_file() else 0
-
-
-def _start_over(part: Path, etag: str | None) -> None:
-    """Empties `part`; the ETag is written last, so that it never stands beside older bytes."""
-    discard(part)
-    part.touch()
-    if etag and etag.startswith('"') and etag.isascii():
-        _etag_file(part).write_text(etag, "ascii")
-
-
-def _etag_file(part: Path) -> Path:
-    return part.with_name(f"{part.name}.etag")
+def _reason(error: Exception) -> str:
+    """A few words on what went wrong."""
+    if isinstance(error, urllib.error.HTTPError):
+        error.close()
+        return f"HTTP {error.code}" + (" (set HF_TOKEN if it needs one)" if error.code in (401, 403) else "")
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(cause, TimeoutError):
+        return "no answer in time"
+    return " ".join(str(getattr(cause, "strerror", None) or cause).split()).lower()

@@ -1,16 +1,46 @@
-"""The models that have a name: reading their list, and finding a model's file."""
+"""The models that have a name: what the registry says of them, and finding a model's file."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from racer_local.config import cache_home
 from racer_local.errors import ModelError
-from racer_local.models.entry import Entry, Source
-from racer_local.models.sources import HubSource, PypiSource, WheelPart
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model of the registry, with its fields as they stand there."""
+
+    name: str
+    description: str
+    licence: str
+    licence_url: str
+    file: str
+    """File name in `models_home()`."""
+    size: int | None
+    """Bytes; None is not known."""
+    sha256: str
+    sources: list[Mapping[str, Any]]
+
+    @property
+    def path(self) -> Path:
+        return models_home() / self.file
+
+    @property
+    def fetched(self) -> bool:
+        """Whether the file is there and whole. Its hash was checked when it got its name."""
+        return self.path.is_file() and self.size in (None, self.path.stat().st_size)
+
+
+def models_home() -> Path:
+    """The folder of the fetched models."""
+    return cache_home() / "models"
 
 
 def registry_path() -> Path:
@@ -21,17 +51,13 @@ def registry_path() -> Path:
 
 
 def load_registry() -> dict[str, Entry]:
-    """All known models by name, in the file's order. Raises ModelError if the file is missing or wrong."""
+    """All known models by name, in the file's order. Raises ModelError if the file is missing or damaged."""
     path = registry_path()
     try:
-        raw = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        entries = [Entry(**item) for item in json.loads(path.read_text("utf-8"))["models"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"can't read the model registry {path}: {error}; reinstall racer-local") from error
-    entries = [_parse_entry(item) for item in _field(raw, "models", list)]
-    by_name = {entry.name: entry for entry in entries}
-    if len(by_name) < len(entries):
-        raise ModelError(f"a name stands twice in the model registry {path}; rename one of the two")
-    return by_name
+    return {entry.name: entry for entry in entries}
 
 
 def entry_of(name: str) -> Entry:
@@ -49,8 +75,11 @@ def find(name_or_path: str | os.PathLike[str]) -> Path:
     """
     text = os.fspath(name_or_path)
     entries = load_registry()
-    if text in entries:
-        return _find_fetched(entries[text])
+    if entry := entries.get(text):
+        if entry.fetched:
+            return entry.path
+        state = f"damaged ({entry.path} has the wrong size)" if entry.path.exists() else "not fetched yet"
+        raise ModelError(f"{entry.name} is {state}; run: racer-local models fetch {entry.name}")
     # os.path, for it takes any text: pathlib raises for a name that is too long or a home that is not known.
     path = Path(os.path.expanduser(text))
     if os.path.isfile(path):
@@ -62,37 +91,11 @@ def find(name_or_path: str | os.PathLike[str]) -> Path:
     raise ModelError(f"{text!r} is neither a file nor a known model; known names: {', '.join(entries)}")
 
 
-def _find_fetched(entry: Entry) -> Path:
-    if entry.fetched:
-        return entry.path
-    state = f"damaged ({entry.path} has the wrong size)" if entry.path.exists() else "not fetched yet"
-    raise ModelError(f"{entry.name} is {state}; run: racer-local models fetch {entry.name}")
-
-
-def _parse_entry(raw: Any) -> Entry:
-    return Entry(
-        **_texts(raw, "name", "description", "licence", "licence_url", "file", "sha256"),
-        size=_field(raw, "size", (int, type(None))),
-        sources=tuple(map(_parse_source, _field(raw, "sources", list))),
-    )
-
-
-def _parse_source(raw: Any) -> Source:
-    kind = _field(raw, "kind", str)
-    if kind == "hub":
-        return HubSource(**_texts(raw, "repo", "file", "revision"))
-    if kind == "pypi":
-        parts = (_texts(part, "package", "version", "member") for part in _field(raw, "parts", list))
-        return PypiSource(tuple(WheelPart(**part) for part in parts))
-    raise ModelError(f"the model registry names a source of kind {kind!r}; known are hub and pypi")
-
-
-def _texts(raw: Any, *keys: str) -> dict[str, Any]:
-    return {key: _field(raw, key, str) for key in keys}
-
-
-def _field(raw: Any, key: str, kind: type | tuple[type, ...]) -> Any:
-    value = raw.get(key) if isinstance(raw, Mapping) else None
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise ModelError(f"{key!r} is missing or of the wrong type in the model registry, at {str(raw)[:80]}")
-    return value
+def readable_size(size: int | None) -> str:
+    """Bytes for people, in decimal units as the Hub and disk makers count."""
+    if size is None:
+        return "?"
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:.3g} {unit}" if size < 999.5 * scale else f"{size / scale:.0f} {unit}"
+    return f"{size} B"
