@@ -200,7 +200,7 @@ class DraftConfig:
         if self.max_nodes is not None:
             _check("max_nodes", self.max_nodes, 1, MAX_NODES, "(the root counts)")
         _check("breadth", self.breadth, 1, 64)
-        _check("ngram", self.ngram, 2, 64)
+        _check("ngram", self.ngram, 3, 64)
         _check("trie_nodes", self.trie_nodes, self.ngram * (self.ngram + 3), 1 << 24)
         _check("lookup_ngram", self.lookup_ngram, 1, 64)
 

@@ -52,18 +52,18 @@ def generate(
         if stop():
             stats.finish_reason = "cancelled"
             return
-        with stats.timing("decode_seconds"):
-            with stats.timing("draft_seconds"):
-                tree = drafter.draft(root, Limit(target.max_nodes, target.max_leaves, depth=left - 1))
-            rows = target.evaluate(tree)
+        with stats.timing("decode_seconds", "draft_seconds"):
+            tree = drafter.draft(root, Limit(target.max_nodes, target.max_leaves, depth=left - 1))
         kept: NodeIds = []
         try:
             with stats.timing("decode_seconds"):
+                rows = target.evaluate(tree)
                 path, bonus = verify(tree, lambda node, rows=rows: sampler.draw(rows[node]))  # type: ignore[misc]
                 with stats.timing("draft_seconds"):
                     if drafter.breadth:
                         drafter.observe(tree, TopK.of(rows, drafter.breadth))
-            for node, root in zip(path, [*tree.tokens[path[1:]].tolist(), bonus], strict=True):
+            answer = [*tree.tokens[path[1:]].tolist(), bonus][:left]
+            for node, root in zip(path, answer, strict=False):
                 kept.append(node)
                 if root in end_tokens:
                     stats.finish_reason = "stop"
@@ -73,8 +73,8 @@ def generate(
                 yield Emitted(root, rows[node])
         finally:
             with stats.timing("decode_seconds"):
-                stats.count_step(tree, kept)
                 target.commit(kept)
+                stats.count_step(tree, kept)
                 if kept:
                     with stats.timing("draft_seconds"):
                         drafter.accept(kept, root)
@@ -100,7 +100,9 @@ def _room(target: Target, prompt: Tokens) -> int:
             f"the prompt has {len(prompt)} tokens and the context holds {target.n_ctx}, which leaves no room "
             f"for an answer; open it with n_ctx (--ctx) above {len(prompt)} or shorten the prompt"
         )
-    ids = np.asarray(prompt, np.int64)
+    ids = np.asarray(prompt)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise ConfigError("the prompt must be a flat sequence of token ids (integers); tokenize text first")
     if ids.min() < 0 or ids.max() >= target.n_vocab:
         wrong = ids[(ids < 0) | (ids >= target.n_vocab)][0]
         raise ConfigError(f"token {wrong} of the prompt is not in the vocabulary (0 to {target.n_vocab - 1})")

@@ -59,7 +59,10 @@ class Answer:
 
 
 class Session:
-    """One context and one drafter on a loaded model, which stays the caller's. Closing twice is harmless."""
+    """One context and one drafter on a loaded model, which stays the caller's.
+
+    Calls from several threads queue. Closing waits for a running answer; closing twice is harmless.
+    """
 
     def __init__(
         self,
@@ -113,7 +116,7 @@ class Session:
             stats=answer.stats,
             cancelled=cancelled,
         )
-        with closing(stream):
+        with self.target.lock, closing(stream):
             for emitted in stream:
                 answer.token_ids.append(emitted.token)
                 show(detokenizer.push(emitted.token))
@@ -129,8 +132,9 @@ class Session:
 
     def forget(self) -> None:
         """Empty the cache and start with a drafter that has seen nothing."""
-        self.target.clear()
-        self.drafter = make_drafter(self.draft, self.model.n_vocab, self.model.end_tokens)
+        with self.target.lock:
+            self.target.clear()
+            self.drafter = make_drafter(self.draft, self.model.n_vocab, self.model.end_tokens)
 
     def close(self) -> None:
         self.target.close()

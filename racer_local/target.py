@@ -45,7 +45,10 @@ class Target(Protocol):
         ...
 
     def commit(self, path: NodeIds) -> None:
-        """Keep this path of the evaluated tree in the cache, drop the rest; an empty path drops all."""
+        """Keep this path of the evaluated tree in the cache, drop the rest.
+
+        An empty path drops all, and is no error where nothing was evaluated.
+        """
         ...
 
 

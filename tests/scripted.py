@@ -55,6 +55,8 @@ class ScriptedTarget:
         return np.array([self.logits(self.cache + path_tokens(tree, i), self.n_vocab) for i in range(len(tree))])
 
     def commit(self, path):
+        if self.pending is None and not path:
+            return
         assert self.pending is not None, "commit without a tree"
         for parent, node in itertools.pairwise(path):
             assert self.pending.parents[node] == parent

@@ -228,6 +228,19 @@ def test_ctrl_c_stops_at_once_and_prints_what_there_is(tiny_path):
     assert len(first + rest) > 20
 
 
+def test_an_interrupted_compare_claims_nothing(tiny_path):
+    command = [sys.executable, "-m", "racer_local", "generate", "-m", str(tiny_path), "-p", "hello", "--raw"]
+    command += ["--ctx", "100000", "--max-tokens", "90000", "--threads", "1", "--compare", "--json"]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(6)
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=30)
+    assert child.returncode == 130
+    assert out == b""
+    assert err.decode().splitlines()[-1] == "interrupted: there are no two whole answers to compare"
+    assert b"the same" not in err
+
+
 def test_a_reader_that_goes_away_ends_the_answer_without_a_traceback(tiny_path):
     command = [sys.executable, "-m", "racer_local", "generate", "-m", str(tiny_path), "-p", "hello", *FAST]
     child = subprocess.Popen([*command, "--max-tokens", "200"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)

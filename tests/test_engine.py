@@ -9,6 +9,7 @@ from racer_local.draft import make_drafter
 from racer_local.engine import generate
 from racer_local.errors import ConfigError, ContextFullError
 from racer_local.stats import GenerationStats, speed_up
+from racer_local.tree import DraftTree
 
 PROMPT = [3, 1, 0, 1, 2, 3, 2, 0]
 
@@ -125,6 +126,32 @@ def test_closing_early_leaves_the_cache_equal_to_what_was_emitted(taken):
         )
 
 
+def test_max_tokens_holds_for_a_drafter_that_ignores_the_depth():
+    class Deep(RandomDrafter):
+        def draft(self, root, limit):
+            self.tree = DraftTree.chain([root, 1, 1, 1, 1, 1])
+            return self.tree
+
+    ones = ScriptedTarget(n_vocab=4, logits=lambda prefix, n: np.eye(n, dtype=np.float32)[1])
+    assert run(ones, Deep(0, 4), Greedy(), [1, 1], 2) == [1, 1]
+    assert ones.cache == [1, 1, 1]
+
+
+def test_an_error_in_a_forward_leaves_the_target_ready():
+    target = ScriptedTarget()
+    whole = target.evaluate
+
+    def broken(tree):
+        whole(tree)
+        raise KeyboardInterrupt
+
+    target.evaluate = broken
+    with pytest.raises(KeyboardInterrupt):
+        run(target, RandomDrafter(0, 16), Greedy())
+    target.evaluate = whole
+    assert run(target, none(), Greedy(), max_tokens=5) == run(ScriptedTarget(), none(), Greedy(), max_tokens=5)
+
+
 def test_an_error_while_drawing_drops_the_whole_tree():
     class Broken(Greedy):
         def draw(self, logits):
@@ -153,6 +180,12 @@ def test_cancelling_in_a_long_prompt_emits_nothing():
     assert run(target, none(), Greedy(), cancelled=lambda: len(target.cache) >= 5, stats=stats) == []
     assert target.forwards == 0
     assert stats.finish_reason == "cancelled"
+
+
+@pytest.mark.parametrize("prompt", [[1.5, 2], [True, False], [[1, 2]], ["a"], [None, 1]])
+def test_a_prompt_that_is_no_sequence_of_integers_is_refused(prompt):
+    with pytest.raises(ConfigError, match="flat sequence of token ids"):
+        run(ScriptedTarget(), none(), Greedy(), prompt)
 
 
 @pytest.mark.parametrize("wrong", [-1, 16, 5_000_000_000])

@@ -316,6 +316,66 @@ def test_an_interrupt_during_a_forward_rolls_back(tiny, monkeypatch):
         assert cells(target)[0] == (0, len(PROMPT) - 1)
 
 
+class Interrupts:
+    """Raises KeyboardInterrupt at the n-th call of a method, once."""
+
+    def __init__(self, monkeypatch, owner, name, at):
+        real, calls = getattr(owner, name), iter(range(10**6))
+
+        def call(*args):
+            if next(calls) == at:
+                raise KeyboardInterrupt
+            return real(*args)
+
+        monkeypatch.setattr(owner, name, call)
+
+
+@pytest.mark.parametrize("name", ["share", "remove", "rows", "clear", "decode"])
+@pytest.mark.parametrize("at", range(0, 40, 3))
+def test_an_interrupt_anywhere_costs_at_most_the_step(tiny, monkeypatch, name, at):
+    config = ContextConfig(n_ctx=200, n_batch=32, threads=1, flash_attn="on", kv_type="bf16")
+    long = [int(t) for t in np.random.default_rng(3).integers(3, 300, size=30)]
+    tree = DraftTree.of([40, 41, 42, 43, 44, 45], [-1, 0, 1, 2, 0, 4])
+    with LlamaTarget(tiny, config, max_nodes=8) as target:
+        Interrupts(monkeypatch, target._context, name, at)
+        try:
+            target.prefill(PROMPT)
+            for path in ([0, 4], [0, 4, 5], [], [0, 1], [0, 4]) * 3:
+                target.evaluate(tree)
+                target.commit(path)
+            target.prefill(PROMPT[:5])
+        except KeyboardInterrupt:
+            target.commit([])  # as the engine does
+        monkeypatch.undo()
+        for prompt in (PROMPT, [*PROMPT[:4], *long], long):
+            target.prefill(prompt)
+            assert target.held == prompt
+            row = target.evaluate(DraftTree.of([9, 8, 7], [-1, 0, 0]))[0].copy()
+            target.commit([0])
+            np.testing.assert_array_equal(row, row_after(tiny, [*prompt, 9], config))
+        for _ in range(60):
+            target.evaluate(tree)
+            target.commit([0, 4])
+        assert len(target.held) == 151
+
+
+def test_a_model_outlives_its_contexts_in_whatever_order_they_are_collected(tiny_path, monkeypatch):
+    freed = []
+    for name in ("llama_free", "llama_model_free"):
+        real = getattr(library.init(), name)
+
+        def free(handle, name=name, real=real):
+            freed.append(name)
+            real(handle)
+
+        monkeypatch.setattr(library.init(), name, free)
+    box = [Model(tiny_path)]
+    box += [open_target(box[0]), box]
+    del box
+    gc.collect()
+    assert freed == ["llama_free", "llama_model_free"]
+
+
 def test_closing_twice_is_harmless_and_a_closed_target_says_so(tiny_path):
     model = Model(tiny_path)
     target = open_target(model)
@@ -368,7 +428,7 @@ def test_context_options_pass_through_by_name_and_unknown_ones_list_the_known(ti
         LlamaTarget(tiny, ContextConfig(options={"rope": 1}))
 
 
-@pytest.mark.parametrize("name", ["n_seq_max", "swa_full", "type_k", "embeddings", "n_outputs_max"])
+@pytest.mark.parametrize("name", ["n_seq_max", "swa_full", "type_k", "embeddings", "n_outputs_max", "n_threads_batch"])
 def test_context_options_that_would_break_the_tree_are_refused(tiny, name):
     with pytest.raises(ConfigError, match=f"{name} follows from other settings"):
         LlamaTarget(tiny, ContextConfig(options={name: 1}))
@@ -385,6 +445,7 @@ def test_a_micro_batch_smaller_than_the_tree_is_raised_to_it(tiny):
 
 def test_a_tree_is_committed_once_and_before_the_next(tiny):
     with open_target(tiny) as target:
+        target.commit([])
         with pytest.raises(RuntimeError, match="commit without an evaluated tree"):
             target.commit([0])
         target.evaluate(DraftTree.chain([5, 6]))
@@ -441,8 +502,12 @@ def test_model_options_pass_through_by_name(tiny_path):
     with Model(tiny_path, config=_model_config({"check_tensors": True})) as model:
         assert model.n_vocab == 320
     Model(tiny_path, config=_model_config({"tensor_split": (0.75, 0.25), "main_gpu": 0})).close()
-    with pytest.raises(ConfigError, match=r"tensor_split=0.5 is not of its type"):
-        Model(tiny_path, config=_model_config({"tensor_split": 0.5}))
+    Model(tiny_path, config=_model_config({"tensor_split": 1.0})).close()
+    with pytest.raises(ConfigError, match=r"tensor_split=\(0.5, 'x'\) is not of its type"):
+        Model(tiny_path, config=_model_config({"tensor_split": (0.5, "x")}))
+    for name, value in (("no_alloc", True), ("vocab_only", True), ("load_mode", 9), ("split_mode", -1)):
+        with pytest.raises(ConfigError, match=f"the model option {name}"):
+            Model(tiny_path, config=_model_config({name: value}))
     with pytest.raises(ConfigError, match="the model has no option 'mmap'"):
         Model(tiny_path, config=_model_config({"mmap": False}))
 

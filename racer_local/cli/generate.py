@@ -107,6 +107,9 @@ def _compare(work: _Work) -> None:
             session.forget()
             answers.append(work.answer(session, work.args.max_tokens, show=not answers, record=True))
         print(describe(answers[-1].stats), file=sys.stderr)
+        if work.cancelled():
+            print("interrupted: there are no two whole answers to compare", file=sys.stderr)
+            return
     plain, drafted = answers
     difference = first_difference(plain, drafted)
     print(_verdict(work.model, plain, drafted, difference), file=sys.stderr)

@@ -46,7 +46,7 @@ def expand(rows, banned, tree, source, queue, breadths):  # type: ignore[no-unty
             child = _find_child(tree, node, token)
             if child < 0:
                 child = _add(tree, node, token, source)
-            if child >= 0:
+            if child >= 0 and tail < queue.shape[0]:
                 queue[tail] = child
                 breadths[tail] = max(1, breadth >> (i if node == 0 else i + 1))
                 tail += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from racer_local.errors import ConfigError, ModelError
 from racer_local.llama.model import Model
@@ -71,4 +72,5 @@ def _break_control_tokens(model: Model, text: str, mark: str) -> str:
 def _unused_character(messages: Sequence[Message]) -> str:
     """A private-use character that no message holds."""
     used = set("".join(message["content"] for message in messages))
-    return next(c for c in map(chr, range(0xE000, 0xF900)) if c not in used)
+    private = chain(range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
+    return next(c for c in map(chr, private) if c not in used)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 import weakref
 from typing import Any
 
@@ -17,6 +18,7 @@ from racer_local.target import Rows
 
 OWN_FIELDS = {
     *("n_ctx", "n_batch", "n_seq_max", "n_outputs_max", "n_outputs_max_per_seq", "n_rs_seq", "n_threads"),
+    "n_threads_batch",
     *("kv_unified", "swa_full", "embeddings", "ctx_type", "pooling_type", "attention_type"),
     *("flash_attn_type", "type_k", "type_v"),
 }
@@ -51,7 +53,9 @@ class Context:
         params.n_seq_max, params.n_outputs_max = sequences, max_rows
         params.n_ubatch = max(min(max_batch, params.n_ubatch), max_nodes)  # a tree must not be split
         self._handle = self._open(params, config)
-        self._free = weakref.finalize(self, self._lib.llama_free, self._handle)
+        self._free = weakref.finalize(self, _free, self._lib, self._handle, model)
+        self.lock = threading.RLock()
+        """Held by whoever uses the context; closing waits for it."""
         model.closes_first(self)
         if not self._memory:
             self.close()
@@ -126,7 +130,13 @@ class Context:
         self._lib.llama_memory_clear(self._memory, False)
 
     def close(self) -> None:
-        self._free()
+        with self.lock:
+            self._free()
+
+
+def _free(lib: Any, handle: Any, _model: Model) -> None:
+    """The finalizer holds the model, which must outlive its contexts."""
+    lib.llama_free(handle)
 
 
 def _flash_attn(lib: Any, config: ContextConfig, offloads: bool) -> int:

@@ -74,4 +74,5 @@ _FLOATS = ctypes.POINTER(ctypes.c_float)
 
 def _float_array(values: Any) -> Any:
     """One number a device (tensor_split), the rest 0."""
+    values = values if isinstance(values, tuple | list) else (values,)
     return (ctypes.c_float * init().llama_max_devices())(*values)

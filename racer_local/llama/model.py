@@ -18,6 +18,10 @@ from racer_local.llama import library
 GGUF_MAGIC = b"GGUF"
 
 
+ENUMS = {"load_mode": range(-1, 5), "lazy_mode": range(3), "split_mode": range(4)}
+"""Values of llama_load_mode, llama_lazy_mode and llama_split_mode."""
+
+
 class Closable(Protocol):
     def close(self) -> None: ...
 
@@ -38,6 +42,7 @@ class Model:
         params = self._lib.llama_model_default_params()
         self.offloads = bool(self._lib.llama_supports_gpu_offload()) and config.gpu_layers != 0
         params.n_gpu_layers = config.gpu_layers if self.offloads else 0
+        _check_options(config)
         library.set_fields(params, config.options, "the model")
         library.forget_errors()
         self._handle = self._lib.llama_model_load_from_file(os.fsencode(self.path), params)
@@ -134,6 +139,16 @@ class Model:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _check_options(config: ModelConfig) -> None:
+    """What llama.cpp would end the process for."""
+    for name in ("n_gpu_layers", "no_alloc", "vocab_only"):
+        if name in config.options:
+            raise ConfigError(f"the model option {name} can't be set here; the number of GPU layers is gpu_layers")
+    for name, known in ENUMS.items():
+        if config.options.get(name, 0) not in known:
+            raise ConfigError(f"the model option {name} is {config.options[name]}; known: {known[0]} to {known[-1]}")
 
 
 def _check_file(path: Path) -> None:

@@ -13,6 +13,7 @@ evaluating the text again from the first one on.
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import RLock
 
 from racer_local.config import MAX_NODES, PROMPT_ROWS, ContextConfig
 from racer_local.errors import ConfigError, ContextFullError
@@ -99,6 +100,8 @@ class LlamaTarget:
 
     def commit(self, path: NodeIds) -> None:
         """See `Target.commit`."""
+        if self._pending is None and not path:
+            return
         if self._pending is None:
             raise RuntimeError("commit without an evaluated tree: it was kept or dropped already")
         tree, self._pending = self._pending, None
@@ -116,6 +119,11 @@ class LlamaTarget:
             self._context.share(keeper, 0, past + shared[0])
         self.held.extend(tree.tokens[path].tolist())
         self._synced[0] = len(self.held)
+
+    @property
+    def lock(self) -> RLock:
+        """To be held from a prefill to the last commit of an answer: a context serves one caller at a time."""
+        return self._context.lock
 
     def clear(self) -> None:
         """Forget the text."""
@@ -194,11 +202,11 @@ class LlamaTarget:
     def _leave_holes(self, keeper: int, shared: list[int]) -> None:
         """Keep out of use what the leaves before the kept path do not share with it."""
         past = len(self.held)
+        if self._holes_from is None:
+            self._holes_from = past + 1
         for leaf in range(keeper):
             for spare in self._spares:
                 self._context.share(leaf, spare, past + shared[leaf])
-        if self._holes_from is None:
-            self._holes_from = past + 1
 
     def _close_holes(self) -> None:
         """Free the holes and evaluate the text again from the first one on."""
@@ -210,19 +218,21 @@ class LlamaTarget:
     def _cut(self, length: int) -> None:
         """Keep the first `length` tokens of the text, in every sequence, and drop what an evaluation left.
 
-        Holes before kept cells stay: a freed one would take a later token.
+        Holes before kept cells stay: a freed one would take a later token. What is noted shrinks before the cache
+        does, so that an interrupt in between leaves too much in the cache, which the next cut mends.
         """
+        del self.held[length:]
+        self._synced = [min(synced, length) for synced in self._synced]
         cut = [self._context.remove(sequence, length) for sequence in range(self.max_leaves)]
         if length == 0 or not all(cut):
             # Partial removal is refused where the memory holds a recurrent state.
+            self.held.clear()
+            self._synced = [0] * self.max_leaves
             self._context.clear()
-            length = 0
-        if self._holes_from is not None and length <= self._holes_from:
+        if self._holes_from is not None and len(self.held) <= self._holes_from:
             for spare in self._spares:
                 self._context.remove(spare, 0)
             self._holes_from = None
-        del self.held[length:]
-        self._synced = [min(synced, length) for synced in self._synced]
 
 
 def _shared_prefix(a: list[int], b: list[int]) -> int:
