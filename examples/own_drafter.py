@@ -1,4 +1,4 @@
-"""A drafter of your own: it guesses that the last line will be repeated. python examples/own_drafter.py MODEL.gguf
+"""A drafter of your own: it guesses that the last eight tokens come again. python examples/own_drafter.py MODEL.gguf
 
 A drafter sees token ids only. Whatever it drafts, the text stays the model's.
 """
@@ -28,6 +28,8 @@ class RepeatsEightBack:
         self.text += [*self.tree.tokens[path[1:]].tolist(), bonus]
 
 
+if len(sys.argv) != 2:
+    sys.exit(__doc__)
 with Model(sys.argv[1]) as model, LlamaTarget(model, ContextConfig(n_ctx=512), max_nodes=9) as target:
     prompt = model.tokenize("one two three four one two three four one two", add_special=True)
     stats = GenerationStats(draft="own")

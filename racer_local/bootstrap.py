@@ -123,6 +123,13 @@ class _Venv:
         _say("installing racer_local and what it needs")
         self._pip("install", "-e", f"{self.root}[{self.extras}]" if self.extras else str(self.root))
 
+    def compile_kernels(self) -> None:
+        """So that no first answer waits for it; what is compiled is kept on disk."""
+        _say("compiling the drafting kernels")
+        code = "from racer_local.kernels import warm_up; warm_up()"
+        if _run([str(self.python), "-c", code], self.log) != 0:
+            raise BindingError(f"the drafting kernels can't be compiled; the end of {self.log} says why")
+
     def prove(self) -> None:
         result = probe(str(self.python))
         if result.build_is_bad:
@@ -147,7 +154,7 @@ def setup(root: Path, folder: Path, extras: str = "") -> None:
     venv = _Venv(root, folder, extras)
     if venv.is_ready():
         return
-    for step in (venv.make, venv.install_binding, venv.install_package, venv.prove):
+    for step in (venv.make, venv.install_binding, venv.install_package, venv.compile_kernels, venv.prove):
         step()
     venv.stamp.write_text(venv.state())
     _say(f"{venv.folder} is ready")

@@ -72,13 +72,18 @@ class Session:
     ) -> None:
         self.model = model
         self.draft = draft or DraftConfig()
-        self.plain_because: str | None = None
-        """Why nothing is drafted although a drafter was asked for."""
+        self.notes: list[str] = []
+        """What the user should know, a line each."""
         if self.draft.nodes > 1 and not model.can_branch:
             self.draft = replace(self.draft, draft="none")
-            self.plain_because = "this model's memory keeps rejected tokens (recurrent or hybrid): plain decoding"
+            self.notes.append("this model's memory keeps rejected tokens (recurrent or hybrid), so it decodes plainly")
         self.drafter = make_drafter(self.draft, model.n_vocab, model.end_tokens)
         self.target = LlamaTarget(model, context, max_nodes=self.draft.nodes)
+        if self.target.n_ctx > model.n_ctx_train:
+            self.notes.append(
+                f"the model was trained on {model.n_ctx_train} tokens; beyond them its text may get worse "
+                f"(the context holds {self.target.n_ctx})"
+            )
 
     def answer(
         self,

@@ -90,13 +90,14 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def test_setup_makes_the_environment_and_builds_with_the_flags_of_this_cpu(machine: Machine) -> None:
-    venv, upgrade, build, package = machine.setup()
+    venv, upgrade, build, package, kernels = machine.setup()
     assert venv.startswith("-m venv --clear ")
     assert upgrade == "-m pip install --upgrade pip"
     assert build == "-m pip install -v llama-cpp-python>=0.3.36"
     assert machine.environments[2]["CMAKE_ARGS"] == MENDED
     assert machine.environments[2]["CXX"] == "g++"
     assert package == f"-m pip install -e {machine.venv.parent}[test]"
+    assert "warm_up()" in kernels
 
 
 def test_a_second_setup_runs_nothing(machine: Machine) -> None:
@@ -113,11 +114,11 @@ def test_a_change_of_the_project_or_the_build_is_brought_up_to_date(machine: Mac
         assert machine.setup()[0] == "-m pip install -v llama-cpp-python>=0.4"
     elif change == "build":
         machine.install("another build")
-        assert len(machine.setup()) == 2
+        assert len(machine.setup()) == 3
     else:
         machine.commands.clear()
         bootstrap.setup(machine.venv.parent, machine.venv, "")
-        assert machine.commands[-1] == f"-m pip install -e {machine.venv.parent}"
+        assert machine.commands[-2] == f"-m pip install -e {machine.venv.parent}"
 
 
 def test_a_crashing_wheel_is_dropped_from_the_cache_and_built_anew(machine: Machine) -> None:

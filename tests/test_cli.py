@@ -213,6 +213,32 @@ def test_a_model_name_that_is_not_fetched_says_how_to_fetch_it(capfd, monkeypatc
     assert "smollm2-135m" in err
 
 
+def test_a_prompt_that_is_no_utf8_is_refused(tiny_path):
+    command = [sys.executable, "-m", "racer_local", "generate", "-m", str(tiny_path), "-p", "-", *FAST]
+    child = subprocess.run(command, input=b"caf\xe9", capture_output=True)
+    assert child.returncode == 2
+    assert child.stderr.startswith(b"racer-local: error: stdin is no UTF-8 text")
+    assert child.stderr.count(b"\n") == 1
+
+
+def test_a_context_beyond_the_models_training_is_noted(capsys, tiny_path):
+    args = ["--max-tokens", "2", "--ctx", "8192", "--threads", "1"]
+    _, _, err = run(capsys, "generate", "-m", str(tiny_path), "-p", "x", *args)
+    assert err.startswith("racer-local: note: the model was trained on 4096 tokens")
+
+
+@pytest.mark.parametrize("wait", [0.1, 0.2, 0.3, 0.4, 0.6])
+def test_ctrl_c_while_the_model_loads_is_not_lost(tiny_path, wait):
+    command = [sys.executable, "-m", "racer_local", "generate", "-m", str(tiny_path), "-p", "hello", "--raw"]
+    command += ["--ctx", "100000", "--max-tokens", "90000", "--threads", "1", "--json"]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(wait)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=20)
+    assert child.returncode in (130, -signal.SIGINT)
+    assert b"Exception ignored" not in err
+
+
 def test_ctrl_c_stops_at_once_and_prints_what_there_is(tiny_path):
     command = [sys.executable, "-m", "racer_local", "generate", "-m", str(tiny_path), "-p", "hello", "--raw"]
     command += ["--ctx", "200000", "--max-tokens", "190000", "--threads", "1", "--draft", "none"]
@@ -224,7 +250,7 @@ def test_ctrl_c_stops_at_once_and_prints_what_there_is(tiny_path):
     assert time.monotonic() - pressed < 10
     assert child.returncode == 130
     assert b"Traceback" not in err
-    assert err.decode().startswith("[none] ")
+    assert err.decode().splitlines()[-1].startswith("[none] ")
     assert len(first + rest) > 20
 
 

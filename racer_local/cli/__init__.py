@@ -35,14 +35,17 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
     try:
+        args = build_parser().parse_args(argv)
         return int(args.run(args))
     except RacerError as error:
         print(f"racer-local: error: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         sys.stderr.close()
+        return 1
+    except OSError as error:
+        print(f"racer-local: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from racer_local.llama import Model
 
     _show_any_character()
-    with Model(path, config) as model, _interruptible() as cancelled:
+    with _interruptible() as cancelled, Model(path, config) as model:
         work = _Work(args, model, context, draft, sampling, _prompt_tokens(model, text, args), cancelled)
         (_compare if args.compare else _answer)(work)
         return INTERRUPTED if cancelled() else 0
@@ -89,8 +89,8 @@ class _Work:
 
 def _answer(work: _Work) -> None:
     with work.open(work.draft) as session:
-        if session.plain_because:
-            print(f"racer-local: note: {session.plain_because}", file=sys.stderr)
+        for note in session.notes:
+            print(f"racer-local: note: {note}", file=sys.stderr)
         answer = work.answer(session, work.args.max_tokens, show=True)
     print(describe(answer.stats), file=sys.stderr)
     if work.args.json:
@@ -163,7 +163,7 @@ def _verdict(model: Model, plain: Answer, drafted: Answer, difference: Differenc
     a, b = ("below the best 16" if logit is None else f"{logit:.3f}" for logit in difference.logits)
     return (
         f"{speed}; the token ids differ from token {difference.index + 1} on: "
-        f"plain {ours!r} (logit {a}), drafted {theirs!r} (logit {b})"
+        f"plain {ours!r}, drafted {theirs!r}; plain decoding's logits of the two are {a} and {b}"
     )
 
 
@@ -173,7 +173,10 @@ def _read_prompt(args: argparse.Namespace) -> str:
     if args.raw and args.system:
         raise ConfigError("--system needs the chat template; leave out --raw, or put it into the prompt")
     prompt: str = args.prompt
-    text = sys.stdin.buffer.read().decode("utf-8", "replace") if prompt == "-" else prompt
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8") if prompt == "-" else prompt
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"stdin is no UTF-8 text ({error}); convert it first, for example with iconv") from error
     if not text.strip():
         raise ConfigError("the prompt is empty; give some text with -p, or on stdin with -p -")
     return text
