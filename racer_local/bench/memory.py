@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-PROMPT = "Tell me about rivers. " * 8
+PROMPT = "Tell me about rivers. " * 400
 LOAD_KERNELS = "from racer_local.kernels import warm_up; warm_up()"
 
 
