@@ -15,11 +15,11 @@ from racer_local import models
 from racer_local.cli.options import add_model, context_from_args, from_args, model_from_args
 from racer_local.config import DEFAULT_MAX_TOKENS, ContextConfig, DraftConfig, SamplingConfig
 from racer_local.errors import ConfigError
-from racer_local.stats import GenerationStats, speed_up
 
 if TYPE_CHECKING:
     from racer_local.llama import Model
     from racer_local.session import Answer, Difference, Session
+    from racer_local.stats import GenerationStats
 
 INTERRUPTED = 130
 WARM_UP_TOKENS = 8
@@ -141,6 +141,8 @@ def as_json(answer: Answer) -> dict[str, Any]:
 
 
 def _compare_json(plain: Answer, drafted: Answer, difference: Difference | None) -> dict[str, Any]:
+    from racer_local.stats import speed_up
+
     return as_json(drafted) | {
         "plain": as_json(plain),
         "speed_up": round(speed_up(plain.stats, drafted.stats), 4),
@@ -156,6 +158,8 @@ def _compare_json(plain: Answer, drafted: Answer, difference: Difference | None)
 
 
 def _verdict(model: Model, plain: Answer, drafted: Answer, difference: Difference | None) -> str:
+    from racer_local.stats import speed_up
+
     speed = f"{speed_up(plain.stats, drafted.stats):.2f}x the speed of plain decoding"
     if difference is None:
         return f"{speed}, the same {len(plain.token_ids)} token ids"
