@@ -35,13 +35,13 @@ def measure(
     sampling: SamplingConfig,
     max_tokens: int,
 ) -> Iterator[dict[str, Any]]:
-    """After each prompt the sums so far: {drafter: {equal, of, largest_gap, mean_accepted_tokens}}.
+    """After each prompt the sums so far: {drafter: {equal, of, largest_gap, far, mean_accepted_tokens}}.
 
     largest_gap: over the answers that differ, the largest distance between the two tokens' logits at the first
-    difference; None where all agree, infinity where a token is not among the row's likeliest.
+    difference, None where all agree. far: those in which one of the two is not among the row's likeliest.
     """
     sums: dict[str, dict[str, Any]] = {
-        draft: {"equal": 0, "of": 0, "emitted": 0, "steps": 0, "largest_gap": None} for draft in drafts
+        draft: {"equal": 0, "of": 0, "emitted": 0, "steps": 0, "largest_gap": None, "far": 0} for draft in drafts
     }
     for prompt in prompts:
         plain = _answer(model, prompt, "none", context, sampling, max_tokens)
@@ -49,7 +49,7 @@ def measure(
             _add(so_far, plain, _answer(model, prompt, draft, context, sampling, max_tokens))
         yield {
             draft: {
-                **{key: so_far[key] for key in ("equal", "of", "largest_gap")},
+                **{key: so_far[key] for key in ("equal", "of", "largest_gap", "far")},
                 "mean_accepted_tokens": round(so_far["emitted"] / max(1, so_far["steps"]), 4),
             }
             for draft, so_far in sums.items()
@@ -69,6 +69,7 @@ def _add(so_far: dict[str, Any], plain: Answer, drafted: Answer) -> None:
     so_far["of"] += 1
     so_far["emitted"] += drafted.stats.emitted
     so_far["steps"] += drafted.stats.steps
-    if difference is not None:
-        gap = float("inf") if difference.gap is None else round(difference.gap, 4)
-        so_far["largest_gap"] = max(gap, so_far["largest_gap"] or 0.0)
+    if difference is not None and difference.gap is None:
+        so_far["far"] += 1
+    elif difference is not None and difference.gap is not None:
+        so_far["largest_gap"] = max(round(difference.gap, 4), so_far["largest_gap"] or 0.0)
