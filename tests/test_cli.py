@@ -314,6 +314,22 @@ def test_bench_ids_counts_the_answers_that_are_equal(capsys, tiny_path, tmp_path
         assert sums["mean_accepted_tokens"] > 1
 
 
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["ids", "--data", "x.jsonl", "--limit", "0"], "--limit and --max-tokens must be at least 1"),
+        (["ids", "--data", "missing.jsonl"], "missing.jsonl can't be read"),
+        (["memory", "--draft", "eagle", "--ctx", "256"], "the measured process ended with code 2"),
+    ],
+)
+def test_a_bench_that_cannot_be_run_says_why(capsys, tiny_path, args, message):
+    code, out, err = run(capsys, "bench", args[0], "-m", str(tiny_path), *args[1:])
+    assert code == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert message in err
+
+
 @pytest.mark.parametrize("line", ["no json", "[]", '{"text": 1}', '{"turns": []}'])
 def test_bench_ids_says_what_a_data_file_must_hold(capsys, tiny_path, tmp_path, line):
     data = tmp_path / "prompts.jsonl"

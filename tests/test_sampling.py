@@ -123,6 +123,8 @@ def test_closing_a_chain_twice_is_harmless():
     sampler = ChainSampler(SamplingConfig(seed=1, temperature=1.0), 4)
     sampler.close()
     sampler.close()
+    with pytest.raises(RuntimeError, match="this sampler is closed"):
+        sampler.draw(np.zeros(4, np.float32))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def read_prompts(path: Path, limit: int) -> list[str]:
         raise ConfigError(
             f'{path} must hold a JSON object a line, with "turns" or "prompt" in it ({error!r})'
         ) from error
-    return prompts[:: max(1, len(prompts) // max(1, limit))][:limit]
+    return prompts[:: max(1, len(prompts) // limit)][:limit]
 
 
 def measure(

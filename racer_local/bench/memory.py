@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from racer_local.errors import ConfigError
+
 PROMPT = "Tell me about rivers. " * 400
 LOAD_KERNELS = "from racer_local.kernels import warm_up; warm_up()"
 
@@ -18,7 +20,7 @@ def peak_mebibytes(arguments: Sequence[str]) -> float:
     _, status, usage = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
-        raise RuntimeError(f"python {' '.join(arguments)} ended with code {child.returncode}")
+        raise ConfigError(f"the measured process ended with code {child.returncode}; mend what it says above")
     return usage.ru_maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)
 
 

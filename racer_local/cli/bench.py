@@ -54,6 +54,8 @@ def run_ids(args: argparse.Namespace) -> int:
     from racer_local.bench.ids import measure, read_prompts
     from racer_local.llama import Model
 
+    if min(args.limit, args.max_tokens) < 1:
+        raise ConfigError("--limit and --max-tokens must be at least 1")
     prompts = read_prompts(args.data, args.limit)
     drafts = [DraftConfig(draft=draft).draft for draft in args.drafts.split(",")]
     context, sampling = context_from_args(args), from_args(SamplingConfig, args)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import secrets
+import weakref
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ NOT_A_NUMBER = "the model's logits are not numbers; try another kv_type (--kv-ty
 
 
 def make_sampler(config: SamplingConfig, n_vocab: int) -> Sampler:
-    """The sampler that `config` asks for. A chain holds native memory: close it, or leave it to `del`."""
+    """The sampler that `config` asks for."""
     if config.greedy and not config.penalizes:
         return GreedySampler()
     return ChainSampler(config, n_vocab)
@@ -46,17 +47,24 @@ class ChainSampler:
     """A llama_sampler_chain: penalties, top-k, top-p, min-p, temperature, draw (llama_sampler_init_*).
 
     Each draw takes one number from the seeded generator, so a seed gives the same draws whatever is drafted.
+    Freed when closed or with the last reference to it.
     """
 
     def __init__(self, config: SamplingConfig, n_vocab: int) -> None:
         self.config = config
         self.seed = fresh_seed(config.seed)
-        self._chain: Any = None
         self._lib = library.init()
         self._candidates = np.zeros(n_vocab, np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")]))
         self._ids = np.arange(n_vocab, dtype=np.int32)
         self._array = self._lib.llama_token_data_array()
-        self._chain = self._build()
+        self._handle = self._build()
+        self._free = weakref.finalize(self, self._lib.llama_sampler_free, self._handle)
+
+    @property
+    def _chain(self) -> Any:
+        if not self._free.alive:
+            raise RuntimeError("this sampler is closed")
+        return self._handle
 
     def _build(self) -> Any:
         lib, config = self._lib, self.config
@@ -106,9 +114,4 @@ class ChainSampler:
         return token
 
     def close(self) -> None:
-        if self._chain is not None:
-            self._lib.llama_sampler_free(self._chain)
-            self._chain = None
-
-    def __del__(self) -> None:
-        self.close()
+        self._free()
