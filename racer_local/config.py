@@ -25,8 +25,15 @@ MAX_NODES = MAX_SEQUENCES - 1
 PROMPT_ROWS = 64
 """Prompt tokens of one forward where the drafter learns from their logits: bounds the memory of those rows."""
 
-DRAFTERS = {"none": 1, "lookup": 11, "logits": 64, "retrieval": 64, "paper": 64, "racer": 8}
+DRAFTERS = {"none": 1, "lookup": 11, "logits": 64, "retrieval": 64, "paper": 64, "racer": 64}
 """The drafters, and each one's own budget of nodes, root counted."""
+COST_CURVES = {
+    "cpu": "1:1 2:1.45 4:1.53 8:2.79 12:3.4 16:3.4 32:6.4 64:12.8",
+    "cpu-amx": "1:1 2:1.61 4:1.66 8:1.93 12:2.27 16:2.59 32:4.17 64:8",
+    "unified": "1:1 2:1.05 4:1.12 8:1.25 16:1.6 32:2.4 64:4",
+    "gpu": "1:1 16:1.03 32:1.06 64:1.12 128:1.3",
+}
+"""Curves to judge drafters by: two measured (2-core x86, a 1.5B model, Q4_K_M), two assumed."""
 DEFAULT_MAX_TOKENS = 256
 KV_TYPES = ("f16", "bf16", "q8_0", "f32")
 FLASH_ATTN = ("auto", "on", "off")
@@ -136,6 +143,11 @@ class ContextConfig:
             raise ConfigError("kv_type q8_0 needs flash attention; set flash_attn to on, or kv_type to f16")
 
     @property
+    def n_threads(self) -> int:
+        """Threads in force."""
+        return self.threads or default_threads()
+
+    @property
     def batch_equals_single(self) -> bool:
         """Whether a row of a batch can equal a single one to the bit on a CPU, where the build's kernels allow it."""
         return self.kv_type == "q8_0" or (self.kv_type == "bf16" and self.flash_attn == "on")
@@ -194,6 +206,11 @@ class DraftConfig:
     """Most nodes of that trie; beyond it the least recently used leaf is evicted."""
     lookup_ngram: int = 3
     """Prompt lookup: the longest suffix that is looked up."""
+    history_tokens: int = _setting(
+        1 << 18, "racer: tokens of earlier text that are remembered, a power of two; 65 bytes each", flag="history"
+    )
+    margin: float = 1.0
+    """racer: a draft must promise this many times the speed of plain decoding."""
 
     def __post_init__(self) -> None:
         _check_choice("draft", self.draft, tuple(DRAFTERS))
@@ -203,9 +220,21 @@ class DraftConfig:
         _check("ngram", self.ngram, 3, 64)
         _check("trie_nodes", self.trie_nodes, self.ngram * (self.ngram + 3), 1 << 24)
         _check("lookup_ngram", self.lookup_ngram, 1, 64)
+        _check("history_tokens (--history)", self.history_tokens, 1 << 10, 1 << 26)
+        if self.history_tokens & (self.history_tokens - 1):
+            raise ConfigError(
+                f"history_tokens (--history) is {self.history_tokens}; it must be a power of two, "
+                f"for example {1 << self.history_tokens.bit_length()}"
+            )
+        _check("margin", self.margin, 1, 10)
 
     @property
     def nodes(self) -> int:
         """The budget in force, root counted; 1 is plain decoding."""
         own = DRAFTERS[self.draft]
         return own if self.max_nodes is None or own == 1 else self.max_nodes
+
+    @property
+    def needs_cost(self) -> bool:
+        """Whether the drafter decides by what verifying costs."""
+        return self.draft == "racer" and self.nodes > 1

@@ -57,7 +57,8 @@ def generate(
         kept: NodeIds = []
         try:
             with stats.timing("decode_seconds"):
-                rows = target.evaluate(tree)
+                with stats.timing("verify_seconds"):
+                    rows = target.evaluate(tree)
                 path, bonus = verify(tree, lambda node, rows=rows: sampler.draw(rows[node]))  # type: ignore[misc]
                 with stats.timing("draft_seconds"):
                     if drafter.breadth:
@@ -73,7 +74,8 @@ def generate(
                 yield Emitted(root, rows[node])
         finally:
             with stats.timing("decode_seconds"):
-                target.commit(kept)
+                with stats.timing("verify_seconds"):
+                    target.commit(kept)
                 stats.count_step(tree, kept)
                 if kept:
                     with stats.timing("draft_seconds"):

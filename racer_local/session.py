@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from racer_local.config import DEFAULT_MAX_TOKENS, ContextConfig, DraftConfig, SamplingConfig
-from racer_local.draft import TopK, make_drafter
+from racer_local.cost import VerifyCost, probe, recall, remember
+from racer_local.draft import Drafter, TopK, make_drafter
 from racer_local.engine import generate
 from racer_local.llama import LlamaTarget, Message, Model, make_sampler, render_chat
 from racer_local.stats import GenerationStats
 from racer_local.target import Sampler, never
 from racer_local.text import Detokenizer
-from racer_local.tree import Tokens
+from racer_local.tree import DraftTree, Tokens
 
 NEAR = 16
 """Likeliest tokens kept of each row for `compare`."""
@@ -77,8 +78,9 @@ class Session:
         if self.draft.nodes > 1 and not model.can_branch:
             self.draft = replace(self.draft, draft="none")
             self.notes.append("this model's memory keeps rejected tokens (recurrent or hybrid), so it decodes plainly")
-        self.drafter = make_drafter(self.draft, model.n_vocab, model.end_tokens)
         self.target = LlamaTarget(model, context, max_nodes=self.draft.nodes)
+        self.cost = verify_cost(self.target) if self.draft.needs_cost else None
+        self.drafter = self._new_drafter()
         if self.target.n_ctx > model.n_ctx_train:
             self.notes.append(
                 f"the model was trained on {model.n_ctx_train} tokens; beyond them its text may get worse "
@@ -139,7 +141,10 @@ class Session:
         """Empty the cache and start with a drafter that has seen nothing."""
         with self.target.lock:
             self.target.clear()
-            self.drafter = make_drafter(self.draft, self.model.n_vocab, self.model.end_tokens)
+            self.drafter = self._new_drafter()
+
+    def _new_drafter(self) -> Drafter:
+        return make_drafter(self.draft, self.model.n_vocab, self.model.end_tokens, self.cost)
 
     def close(self) -> None:
         self.target.close()
@@ -149,6 +154,27 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def verify_cost(target: LlamaTarget, *, again: bool = False) -> VerifyCost:
+    """T(n) of an opened target, as remembered from an earlier time on this machine, else measured now.
+
+    `again`: measured in any case. The target's cache is empty afterwards where it was measured.
+    """
+    facts = target.facts
+    remembered = None if again else recall(facts)
+    if remembered is not None:
+        return remembered
+    tokens = np.arange(target.max_nodes, dtype=np.int32) % target.n_vocab
+
+    def evaluate(n: int) -> None:
+        target.evaluate(DraftTree.chain(tokens[:n]))
+        target.commit([])
+
+    target.clear()
+    measured = probe(evaluate, target.max_nodes)
+    remember(facts, measured)
+    return measured
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from time import perf_counter
 from typing import Any
 
@@ -32,6 +32,8 @@ class GenerationStats:
     """The whole loop: draft, verify, draw, learn, commit."""
     draft_seconds: float = 0.0
     """The drafter's part of it: draft, top-k, observe, accept."""
+    verify_seconds: float = 0.0
+    """The target's part of it: evaluate, commit."""
     finish_reason: str | None = None
     """stop: an end token; length: max_tokens or a full context; cancelled: the caller's `cancelled`."""
 
@@ -68,6 +70,22 @@ class GenerationStats:
     def tokens_per_second(self) -> float:
         return self.emitted / self.decode_seconds if self.decode_seconds else 0.0
 
+    @property
+    def time_shares(self) -> dict[str, float]:
+        """Shares of decode_seconds; sample is drawing tokens and what else the loop does."""
+        total = self.decode_seconds or 1.0
+        draft, verify = self.draft_seconds / total, self.verify_seconds / total
+        return {"draft": draft, "verify": verify, "sample": 1.0 - draft - verify}
+
+    def add(self, other: GenerationStats) -> None:
+        """Take another answer's raw counts in."""
+        for counter in fields(self):
+            value = getattr(other, counter.name)
+            if isinstance(value, (int, float)):
+                setattr(self, counter.name, getattr(self, counter.name) + value)
+        for source, count in other.accepted_by_source.items():
+            self.accepted_by_source[source] += count
+
     def as_dict(self) -> dict[str, Any]:
         """The `stats` object of the command line's JSON."""
         return {
@@ -80,6 +98,7 @@ class GenerationStats:
             "prefill_seconds": round(self.prefill_seconds, 6),
             "decode_seconds": round(self.decode_seconds, 6),
             "draft_seconds": round(self.draft_seconds, 6),
+            "verify_seconds": round(self.verify_seconds, 6),
             "tokens_per_second": round(self.tokens_per_second, 3),
         }
 

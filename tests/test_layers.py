@@ -19,6 +19,8 @@ LAYERS = {
     "kernels": 1,
     "text": 1,
     "verify": 1,
+    "cost": 1,
+    "acceptance": 1,
     "binding": 1,
     "models": 1,
     "draft": 2,

@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from racer_local.config import ContextConfig, DraftConfig, SamplingConfig
-from racer_local.errors import ConfigError
 from racer_local.llama import Model
 from racer_local.session import Answer, Session, first_difference
-
-
-def read_prompts(path: Path, limit: int) -> list[str]:
-    """Up to `limit` prompts spread evenly over a JSONL file of {"turns": [...]} (the first turn) or {"prompt": ...}."""
-    try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        prompts = [str(line["turns"][0] if "turns" in line else line["prompt"]) for line in lines]
-    except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}") from error
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise ConfigError(
-            f'{path} must hold a JSON object a line, with "turns" or "prompt" in it ({error!r})'
-        ) from error
-    return prompts[:: max(1, len(prompts) // limit)][:limit]
 
 
 def measure(

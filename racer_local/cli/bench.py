@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
-from racer_local.cli.options import add_model, context_from_args, from_args, model_from_args
-from racer_local.config import MAX_NODES, ContextConfig, DraftConfig, SamplingConfig
+from racer_local.bench.data import Question, read_questions
+from racer_local.cli.options import add_model, add_settings, context_from_args, from_args, model_from_args
+from racer_local.config import COST_CURVES, MAX_NODES, ContextConfig, DraftConfig, SamplingConfig
 from racer_local.errors import ConfigError
 from racer_local.models import find
 
@@ -29,6 +31,34 @@ def add_parser(commands: Any) -> None:
     memory.add_argument("--max-tokens", type=int, default=64, metavar="N", help="default: %(default)s")
     memory.set_defaults(run=run_memory)
 
+    live = benches.add_parser("live", help="the same prompts through each drafter and plain decoding")
+    _add_data(live, "prompts of each category; default: all")
+    live.add_argument(
+        "--draft", default="lookup,racer", help="NAME or NAME@NODES, commas between; default: %(default)s"
+    )
+    live.add_argument("--json", type=Path, metavar="OUT", help="write all figures to this file too")
+    add_model(live, ContextConfig)
+    live.set_defaults(run=run_live)
+
+    record = benches.add_parser("record", help="record a model's greedy answers for bench replay")
+    _add_data(record, "questions of each category; default: all")
+    record.add_argument("-o", "--output", type=Path, required=True, metavar="TRACE.npz", help="the file to write")
+    add_model(record, ContextConfig)
+    record.set_defaults(run=run_record)
+
+    replay = benches.add_parser("replay", help="recorded answers through a drafter, under a cost curve")
+    replay.add_argument("trace", type=Path, metavar="TRACE.npz", help="made by bench record")
+    replay.add_argument("--cost", required=True, help=f"{', '.join(COST_CURVES)}, or points like '1:1 2:1.5 8:3'")
+    replay.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    add_settings(replay, DraftConfig)
+    replay.set_defaults(run=run_replay)
+
+    fit = benches.add_parser("fit", help="fit the prior of the acceptance estimates to recorded answers")
+    fit.add_argument("trace", type=Path, nargs="+", metavar="TRACE.npz", help="made by bench record")
+    fit.add_argument("-o", "--output", type=Path, required=True, metavar="PRIOR.npz", help="the file to write")
+    fit.add_argument("--test", type=Path, metavar="TRACE.npz", help="a trace to judge the fit by, not fitted to")
+    fit.set_defaults(run=run_fit)
+
     ids = benches.add_parser("ids", help="do drafts leave the token ids as they are?")
     ids.add_argument("--data", type=Path, required=True, help='JSONL with {"turns": [...]} or {"prompt": ...} a line')
     ids.add_argument("--limit", type=int, default=20, metavar="N", help="prompts; default: %(default)s")
@@ -36,6 +66,119 @@ def add_parser(commands: Any) -> None:
     ids.add_argument("--max-tokens", type=int, default=128, metavar="N", help="default: %(default)s")
     add_model(ids, ContextConfig, SamplingConfig)
     ids.set_defaults(run=run_ids)
+
+
+def _add_data(parser: argparse.ArgumentParser, limit: str) -> None:
+    what = 'JSONL with {"turns": [...]} or {"prompt": ...} a line'
+    parser.add_argument("--data", type=Path, required=True, nargs="+", action="extend", metavar="FILE", help=what)
+    parser.add_argument("--limit", type=int, metavar="N", help=limit)
+    parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="of each answer; default: %(default)s")
+
+
+def _questions(args: argparse.Namespace) -> list[Question]:
+    if args.max_tokens < 1 or (args.limit is not None and args.limit < 1):
+        raise ConfigError("--limit and --max-tokens must be at least 1")
+    return read_questions(args.data, args.limit)
+
+
+def run_live(args: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from racer_local.bench import live
+    from racer_local.llama import Model
+
+    questions, context = _questions(args), context_from_args(args)
+    drafts = args.draft.split(",")
+    for spec in drafts:
+        live.parse_draft(spec)
+    with Model(find(args.model), model_from_args(args)) as model:
+        measured, interrupted = live.Measured([]), False
+        total = sum(len(question.turns) for question in questions)
+        try:
+            with tqdm(total=total, unit="prompt", disable=None) as bar:
+                for measured in live.measure(model, questions, drafts, context, args.max_tokens):
+                    bar.update(measured.answers - bar.n)
+        except KeyboardInterrupt:
+            interrupted = True
+        result = live.report(measured, model, context, args.max_tokens)
+    print(_live_table(result))
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(result))
+    return 130 if interrupted else 0
+
+
+def _live_table(result: dict[str, Any]) -> str:
+    lines = [f"{result['model']['name']}, {result['settings']['threads']} threads, {result['answers']} prompts"]
+    for category, drafts in [*result["categories"].items(), ("total", result["total"])]:
+        lines.append(f"{category}")
+        lines += [
+            f"  {draft:12} {f['speedup']:5.2f}x {f['tokens_per_second']:8.1f} tokens/s  MAT {f['mat']:5.2f}  "
+            f"nodes {f['mean_nodes']:5.1f}  draft {100 * f['time']['draft']:4.1f}%  "
+            f"with prompt {f['speedup_with_prompt']:5.2f}x  {f['different_answers']} answers differ"
+            for draft, f in drafts.items()
+        ]
+    return "\n".join(lines)
+
+
+def run_record(args: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from racer_local.bench.record import Conversation, record, to_trace
+    from racer_local.llama import Model
+
+    questions, conversations = _questions(args), list[Conversation]()
+    with Model(find(args.model), model_from_args(args)) as model:
+        answers = record(model, questions, context_from_args(args), args.max_tokens)
+        try:
+            for answered in tqdm(answers, total=len(questions), unit="question", disable=None):
+                conversations += answered
+        except KeyboardInterrupt:
+            print("interrupted: keeping what is recorded", file=sys.stderr)
+    if not conversations:
+        return 130
+    trace = to_trace(conversations)
+    trace.save(args.output)
+    print(json.dumps({"conversations": len(trace.category), "tokens": len(trace.tokens), "answers": len(trace.gen)}))
+    return 0
+
+
+def run_replay(args: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from racer_local.bench.replay import replay, summary
+    from racer_local.bench.trace import load_trace
+    from racer_local.cost import VerifyCost
+    from racer_local.draft import make_drafter
+
+    draft, cost, trace = from_args(DraftConfig, args), VerifyCost.parse(args.cost), load_trace(args.trace)
+    drafter = make_drafter(draft, trace.n_vocab, (), cost)
+    answers = replay(trace, drafter, cost, draft.nodes)
+    result = summary(tqdm(answers, total=len(trace.gen), unit="answer", disable=None))
+    if not args.json:
+        for name, f in [*result["categories"].items(), ("total", result["total"])]:
+            print(f"{name:16} {f['speedup']:6.2f}x  MAT {f['mat']:6.2f}  nodes {f['mean_nodes']:6.1f}")
+    print(json.dumps(result))
+    return 0
+
+
+def run_fit(args: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from racer_local.bench import fit
+    from racer_local.bench.trace import load_trace
+
+    traces = [load_trace(path) for path in args.trace]
+    test = load_trace(args.test) if args.test else None
+    parts = [fit.collect(trace, keep=keep) for trace in tqdm(traces, disable=None) for keep in (True, False)]
+    examples = fit.Examples.join(parts)
+    net = fit.fit(examples)
+    fit.save(net, args.output)
+    result = {"contexts": len(examples.sizes), "nats_a_context": round(fit.surprise(net, examples), 4)}
+    if test:
+        result["nats_a_context_test"] = round(fit.surprise(net, fit.collect(test, keep=True)), 4)
+    print(json.dumps(result))
+    return 0
 
 
 def run_draft(args: argparse.Namespace) -> int:
@@ -51,7 +194,8 @@ def run_draft(args: argparse.Namespace) -> int:
 
 
 def run_ids(args: argparse.Namespace) -> int:
-    from racer_local.bench.ids import measure, read_prompts
+    from racer_local.bench.data import read_prompts
+    from racer_local.bench.ids import measure
     from racer_local.llama import Model
 
     if min(args.limit, args.max_tokens) < 1:

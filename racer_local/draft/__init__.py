@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from racer_local.config import DraftConfig
+from racer_local.cost import VerifyCost
+from racer_local.errors import ConfigError
 from racer_local.tree import DraftTree, Int32s, Limit, NodeIds, Tokens
 
 
@@ -58,11 +60,13 @@ class Drafter(Protocol):
         ...
 
 
-def make_drafter(config: DraftConfig, n_vocab: int, end_tokens: Collection[int] = ()) -> Drafter:
+def make_drafter(
+    config: DraftConfig, n_vocab: int, end_tokens: Collection[int] = (), cost: VerifyCost | None = None
+) -> Drafter:
     """The drafter that `config` names. `end_tokens` are never drafted.
 
     `paper` is RACER as published: retrieval first, the logits tree fills what is left, and a node that both propose
-    is one node. `racer` is the same under a budget that a CPU can bear, until drafts know what they cost.
+    is one node. `racer` grows one tree from all evidence, as large as `cost` makes it pay, which it then must have.
     """
     from racer_local.draft.none import NoDrafter
 
@@ -77,11 +81,16 @@ def make_drafter(config: DraftConfig, n_vocab: int, end_tokens: Collection[int] 
     warm_up()
     banned = np.zeros(n_vocab, np.bool_)
     banned[list(end_tokens)] = True
+    if config.needs_cost:
+        from racer_local.draft.racer import RacerDrafter
+
+        if cost is None:
+            raise ConfigError("the racer drafter needs a cost curve (racer_local.cost.VerifyCost)")
+        return RacerDrafter(config, banned, cost)
     sources = {
         "lookup": (PromptLookup,),
         "logits": (CueTable,),
         "retrieval": (NgramTrie,),
         "paper": (NgramTrie, CueTable),
-        "racer": (NgramTrie, CueTable),
     }[config.draft]
     return SourcesDrafter([source(config, banned) for source in sources], config.nodes)

@@ -11,7 +11,18 @@ def warm_up() -> None:
 
     Compiled code is kept on disk (numba's cache), so this is slow once per machine, not per process.
     """
-    from racer_local.kernels import automaton, cues, layout, lookup, topk
+    from racer_local.kernels import (
+        acceptance,
+        automaton,
+        cues,
+        evidence,
+        growth,
+        history,
+        keyed_cues,
+        layout,
+        lookup,
+        topk,
+    )
 
-    for module in (topk, layout, cues, lookup, automaton):
+    for module in (topk, layout, cues, lookup, automaton, history, keyed_cues, evidence, acceptance, growth):
         module.warm_up()

@@ -12,8 +12,13 @@ _add, _find_child, _is_full = layout.add, layout.find_child, layout.is_full
 
 @njit(cache=True)
 def update(rows, tokens, ids):  # type: ignore[no-untyped-def]
-    """Set the row of each token [n] to its k best next tokens ids [n, k]; a later one replaces an earlier."""
+    """Set the row of each token [n] to its k best next tokens ids [n, k]; a later one replaces an earlier.
+
+    A row that was not recorded (its first id is -1) changes nothing.
+    """
     for i in range(tokens.shape[0]):
+        if ids[i, 0] < 0:
+            continue
         for j in range(rows.shape[1]):
             rows[tokens[i], j] = ids[i, j]
 

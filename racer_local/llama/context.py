@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from racer_local.config import ContextConfig, default_threads
+from racer_local.config import ContextConfig
 from racer_local.errors import ConfigError, DecodeError, ModelError
 from racer_local.llama import library
 from racer_local.llama.batch import Batch
@@ -65,7 +65,7 @@ class Context:
         params = self._lib.llama_context_default_params()
         params.kv_unified = True  # else a token can't be on several sequences
         params.swa_full = True  # else a sliding window forgets what a rollback needs
-        params.n_threads = params.n_threads_batch = config.threads or default_threads()
+        params.n_threads = params.n_threads_batch = config.n_threads
         params.flash_attn_type = _flash_attn(self._lib, config, self.model.offloads)
         params.type_k = params.type_v = GGML_TYPES[config.kv_type]
         if own := OWN_FIELDS & config.options.keys():

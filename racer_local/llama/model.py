@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from racer_local.binding import cpu_model
 from racer_local.config import ModelConfig
 from racer_local.errors import ConfigError, ModelError
 from racer_local.llama import library
@@ -36,6 +37,7 @@ class Model:
     def __init__(self, path: str | Path, config: ModelConfig | None = None) -> None:
         config = config or ModelConfig()
         self.path = Path(path)
+        self._gpu_layers, self._options = config.gpu_layers, dict(config.options)
         self._contexts: weakref.WeakSet[Closable] = weakref.WeakSet()
         _check_file(self.path)
         self._lib = library.init()
@@ -70,6 +72,19 @@ class Model:
     def vocab(self) -> Any:
         """The llama_vocab pointer."""
         return self._lib.llama_model_get_vocab(self.handle)
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What tells this model on this build and machine from others, for measurements that are remembered."""
+        stat = self.path.stat()
+        return {
+            "model": self.path.name,
+            "bytes": stat.st_size,
+            "modified": stat.st_mtime_ns,
+            "options": {"gpu_layers": self._gpu_layers, **self._options},
+            "build": f"{self._lib.__version__} {self._lib.llama_print_system_info().decode().strip()}",
+            "cpu": cpu_model(),
+        }
 
     @cached_property
     def end_tokens(self) -> frozenset[int]:

@@ -40,6 +40,15 @@ class LlamaTarget:
         self.max_leaves = max(1, self.max_nodes - 1)
         self.held: list[int] = []
         """The tokens in the cache."""
+        self.facts = {
+            **model.facts,
+            "n_ctx": self.n_ctx,
+            "threads": config.n_threads,
+            "max_nodes": self.max_nodes,
+            **{name: getattr(config, name) for name in ("n_batch", "flash_attn", "kv_type")},
+            "context_options": dict(config.options),
+        }
+        """What a forward's time depends on; JSON."""
         self._n_batch = config.n_batch
         self._prompt_rows = PROMPT_ROWS if self.max_nodes > 1 else 1
         self._spares = (self.max_leaves, self.max_leaves + 1) if self.max_nodes > 1 else ()

@@ -1,0 +1,73 @@
+"""Questions of a benchmark, from JSONL files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from racer_local.errors import ConfigError
+
+MT_BENCH = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
+"""Spec-Bench counts MT-Bench's eight categories as one."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a user says, turn by turn."""
+
+    category: str
+    turns: list[str]
+
+
+def read_questions(paths: Sequence[Path], limit: int | None = None) -> list[Question]:
+    """The questions of all files in order; of each category at most `limit`, spread evenly over it.
+
+    A line is {"turns": [...]} or {"prompt": ...}. Its category is the file's name, or, in a file of several
+    categories, the line's "category".
+    """
+    questions = [question for path in paths for question in _read_file(path)]
+    if not questions:
+        raise ConfigError(f"{', '.join(map(str, paths)) or '--data'} holds no questions")
+    by_category: dict[str, list[Question]] = {}
+    for question in questions:
+        by_category.setdefault(question.category, []).append(question)
+    return [question for same in by_category.values() for question in _spread(same, limit)]
+
+
+def read_prompts(path: Path, limit: int) -> list[str]:
+    """The first turns of up to `limit` questions, spread evenly over a file."""
+    return [question.turns[0] for question in _spread(_read_file(path), limit)]
+
+
+def _read_file(path: Path) -> list[Question]:
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        several = len({line.get("category") for line in lines}) > 1
+        return [Question(_category(line, path) if several else path.stem, _turns(line)) for line in lines]
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from error
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f'{path} must hold a JSON object a line, with "turns" or "prompt" in it ({error!r})'
+        ) from error
+
+
+def _category(line: dict[str, Any], path: Path) -> str:
+    category = line.get("category")
+    return path.stem if category is None else "mt_bench" if category in MT_BENCH else str(category)
+
+
+def _turns(line: dict[str, Any]) -> list[str]:
+    turns = line["turns"] if "turns" in line else [line["prompt"]]
+    if not turns or not all(isinstance(turn, str) for turn in turns):
+        raise TypeError("turns must be texts")
+    return list(turns)
+
+
+def _spread(questions: list[Question], limit: int | None) -> list[Question]:
+    if limit is None:
+        return questions
+    return questions[:: max(1, len(questions) // limit)][:limit]

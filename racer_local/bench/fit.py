@@ -1,0 +1,182 @@
+"""Fit the prior of `racer_local.acceptance` to recorded answers: evidence of each context, and what came next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from racer_local.bench.replay import first_rows, prefill, rows_of
+from racer_local.bench.trace import Trace
+from racer_local.config import DraftConfig
+from racer_local.cost import VerifyCost
+from racer_local.draft.racer import RacerDrafter
+from racer_local.kernels import evidence, growth
+from racer_local.kernels.acceptance import Net, new_net
+from racer_local.kernels.evidence import NODE_FEATURES, TOKEN_FEATURES
+from racer_local.tree import Limit
+
+DEPTHS = 3
+"""Contexts looked at behind each root: the true path up to this depth, which a tree would have drafted."""
+HIDDEN = 32
+EPOCHS = 8
+BATCH = 512
+"""Contexts of one gradient step."""
+RATE = 3e-3
+BETAS = 0.9, 0.999
+
+Floats = NDArray[np.float32]
+Weights = dict[str, Floats]
+
+
+@dataclass
+class Examples:
+    """G contexts with S candidates in all."""
+
+    node: Floats
+    """[G, node features]"""
+    token: Floats
+    """[S, token features]"""
+    sizes: NDArray[np.int64]
+    """[G] candidates of each context."""
+    came: Floats
+    """[S] 1 for the candidate that came next."""
+
+    @classmethod
+    def join(cls, parts: Sequence[Examples]) -> Examples:
+        return cls(*(np.concatenate([getattr(p, name) for p in parts]) for name in ("node", "token", "sizes", "came")))
+
+    def take(self, contexts: NDArray[np.int64]) -> Examples:
+        starts = (np.cumsum(self.sizes) - self.sizes)[contexts]
+        sizes = self.sizes[contexts]
+        rows = np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
+        return Examples(self.node[contexts], self.token[rows], sizes, self.came[rows])
+
+
+def collect(trace: Trace, *, keep: bool) -> Examples:
+    """What a drafter that walks the recorded answers knows at each token.
+
+    keep: its memory lasts from one conversation to the next, else each one starts with an empty memory.
+    """
+    banned = np.zeros(trace.n_vocab, np.bool_)
+    drafter = RacerDrafter(DraftConfig(), banned, VerifyCost.parse("1:1"), empty_net())
+    parts = []
+    for conversation, start, end in trace.answers():
+        first, last = trace.offsets[conversation], trace.offsets[conversation + 1]
+        if not keep:
+            drafter.clear()
+        tokens, rows = trace.tokens[first:last], rows_of(trace, slice(first, last))
+        prefill(drafter, tokens[:start], rows)
+        for at in range(start, end):
+            parts += _contexts(drafter, tokens[:end], at)
+            tree = drafter.draft(int(tokens[at - 1]), Limit(1, 1, 0))
+            drafter.observe(tree, first_rows(rows, at - 1, at, drafter.breadth))
+            drafter.accept([0], int(tokens[at]))
+    return Examples.join(parts)
+
+
+def _contexts(drafter: RacerDrafter, tokens: NDArray[np.int32], at: int) -> Iterator[Examples]:
+    history, cues, recent, found, _ = drafter.memory
+    for depth in range(min(DEPTHS, len(tokens) - at)):
+        growth.set_context(found.context, tokens[: at + depth], tokens, tokens, 0)
+        size = evidence.gather(history, cues, recent, found, depth)
+        if size:
+            came = (found.tokens[:size] == tokens[at + depth]).astype(np.float32)
+            yield Examples(found.node[None].copy(), found.features[:size].copy(), np.array([size]), came)
+
+
+def empty_net() -> Net:
+    """A network that knows nothing."""
+    shapes = (len(NODE_FEATURES), 1), (len(TOKEN_FEATURES), 1), (1,), (2,)
+    return new_net(*(np.zeros(shape, np.float32) for shape in shapes))
+
+
+def surprise(net: Net, examples: Examples) -> float:
+    """Mean negative log probability, in nats a context, of the candidate that came or of "none of them"."""
+    weights = {name: getattr(net, name) for name in ("node_weights", "token_weights", "bias", "prior")}
+    p, none, _ = _forward(weights, examples)
+    starts = np.cumsum(examples.sizes) - examples.sizes
+    came = np.add.reduceat(examples.came, starts)
+    hit = np.add.reduceat(p * examples.came, starts)
+    return float(-np.log(np.maximum(np.where(came > 0, hit, none), 1e-9)).mean())
+
+
+def fit(examples: Examples, *, hidden: int = HIDDEN, epochs: int = EPOCHS, seed: int = 0) -> Net:
+    """The network that makes the examples least surprising: Adam, cosine learning rate, standardised features."""
+    rng = np.random.default_rng(seed)
+    scales = [(part.mean(axis=0), part.std(axis=0) + 1e-3) for part in (examples.node, examples.token)]
+    scaled = Examples(
+        *((part - mean) / scale for part, (mean, scale) in zip((examples.node, examples.token), scales, strict=True)),
+        examples.sizes,
+        examples.came,
+    )
+    n_node, n_token = len(NODE_FEATURES), len(TOKEN_FEATURES)
+    spread = (n_node + n_token) ** -0.5
+    weights: Weights = {
+        "node_weights": rng.normal(0, spread, (n_node, hidden)).astype(np.float32),
+        "token_weights": rng.normal(0, spread, (n_token, hidden)).astype(np.float32),
+        "bias": np.zeros(hidden, np.float32),
+        "prior": np.append(rng.normal(0, 0.3 * hidden**-0.5, hidden), -3.0).astype(np.float32),
+    }
+    moments = {name: (np.zeros_like(w), np.zeros_like(w)) for name, w in weights.items()}
+    contexts = len(examples.sizes)
+    steps = epochs * -(-contexts // BATCH)
+    step = 0
+    for _ in range(epochs):
+        order = rng.permutation(contexts)
+        for start in range(0, contexts, BATCH):
+            step += 1
+            rate = RATE * 0.5 * (1 + np.cos(np.pi * step / steps)) + 1e-5
+            _adam(weights, _gradient(weights, scaled.take(order[start : start + BATCH])), moments, step, rate)
+    return _unscaled(weights, scales)
+
+
+def _forward(weights: Weights, examples: Examples) -> tuple[Floats, Floats, Floats]:
+    """Probabilities of the candidates [S] and of none [G], and the hidden layer [S, h]."""
+    base = examples.node @ weights["node_weights"] + weights["bias"]
+    hidden = np.maximum(np.repeat(base, examples.sizes, axis=0) + examples.token @ weights["token_weights"], 0)
+    scores = hidden @ weights["prior"][:-1] + weights["prior"][-1]
+    starts = np.cumsum(examples.sizes) - examples.sizes
+    highest = np.maximum(np.maximum.reduceat(scores, starts), 0)
+    p = np.exp(scores - np.repeat(highest, examples.sizes))
+    total = np.add.reduceat(p, starts) + np.exp(-highest)
+    return p / np.repeat(total, examples.sizes), np.exp(-highest) / total, hidden
+
+
+def _gradient(weights: Weights, examples: Examples) -> Weights:
+    p, _, hidden = _forward(weights, examples)
+    error = (p - examples.came) / len(examples.sizes)
+    back = np.outer(error, weights["prior"][:-1]) * (hidden > 0)
+    per_context = np.add.reduceat(back, np.cumsum(examples.sizes) - examples.sizes)
+    return {
+        "node_weights": examples.node.T @ per_context,
+        "token_weights": examples.token.T @ back,
+        "bias": per_context.sum(axis=0),
+        "prior": np.append(hidden.T @ error, error.sum()),
+    }
+
+
+def _adam(
+    weights: Weights, gradient: Weights, moments: dict[str, tuple[Floats, Floats]], step: int, rate: float
+) -> None:
+    for name, weight in weights.items():
+        mean, square = moments[name]
+        mean += (1 - BETAS[0]) * (gradient[name] - mean)
+        square += (1 - BETAS[1]) * (gradient[name] ** 2 - square)
+        weight -= rate * (mean / (1 - BETAS[0] ** step)) / (np.sqrt(square / (1 - BETAS[1] ** step)) + 1e-8)
+
+
+def _unscaled(weights: Weights, scales: Sequence[tuple[Floats, Floats]]) -> Net:
+    """The same network on features as they are."""
+    (node_mean, node_scale), (token_mean, token_scale) = scales
+    node, token = weights["node_weights"] / node_scale[:, None], weights["token_weights"] / token_scale[:, None]
+    bias = weights["bias"] - node_mean @ node - token_mean @ token
+    return new_net(*(np.ascontiguousarray(a, np.float32) for a in (node, token, bias, weights["prior"])))
+
+
+def save(net: Net, path: Path) -> None:
+    arrays = {name: getattr(net, name) for name in ("node_weights", "token_weights", "bias", "prior")}
+    np.savez_compressed(path, **arrays)  # type: ignore[arg-type]

@@ -1,0 +1,136 @@
+"""The same prompts through each drafter and plain decoding, prompt by prompt: a drifting machine hits all alike."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from racer_local.bench.data import Question
+from racer_local.config import ContextConfig, DraftConfig
+from racer_local.cost import SIZES, VerifyCost
+from racer_local.errors import ConfigError
+from racer_local.llama import Model
+from racer_local.session import Session
+from racer_local.stats import GenerationStats, speed_up
+
+PLAIN = "none"
+TOTAL = "total"
+WARM_UP_PROMPT, WARM_UP_TOKENS = "Count from one to ten, twice.", 32
+
+
+def parse_draft(spec: str) -> DraftConfig:
+    """A drafter by name, with NAME@N within N nodes."""
+    name, at, nodes = spec.strip().partition("@")
+    if at and not nodes.isdigit():
+        raise ConfigError(f"{spec!r} must be a drafter, or a drafter and its nodes like paper@16")
+    return DraftConfig(draft=name, max_nodes=int(nodes) if at else None)
+
+
+@dataclass
+class Measured:
+    """What the drafters took, by category and drafter; a category "total" has the sums."""
+
+    drafts: list[str]
+    stats: dict[str, dict[str, GenerationStats]] = field(default_factory=dict)
+    differences: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Answers whose token ids are not plain decoding's."""
+    answers: int = 0
+    cost: VerifyCost | None = None
+
+    def add(self, category: str, stats: dict[str, GenerationStats], differs: dict[str, bool]) -> None:
+        """One prompt, answered by all."""
+        self.answers += 1
+        for name in (category, TOTAL):
+            sums = self.stats.setdefault(name, {draft: GenerationStats(draft) for draft in self.drafts})
+            counts = self.differences.setdefault(name, dict.fromkeys(self.drafts, 0))
+            for draft in self.drafts:
+                sums[draft].add(stats[draft])
+                counts[draft] += differs[draft]
+
+    def as_dict(self, category: str) -> dict[str, Any]:
+        """{drafter: figures} of a category."""
+        plain = self.stats[category][PLAIN]
+        return {
+            draft: {
+                "speedup": round(speed_up(plain, sums), 4),
+                "speedup_with_prompt": round(_whole(plain) / _whole(sums), 4) if sums.emitted else 0.0,
+                "tokens": sums.emitted,
+                "tokens_per_second": round(sums.tokens_per_second, 3),
+                "mat": round(sums.mean_accepted_tokens, 4),
+                "acceptance_rate": round(sums.acceptance_rate, 4),
+                "mean_nodes": round(1 + sums.drafted / max(1, sums.steps), 3),
+                "accepted_by_source": sums.accepted_by_source,
+                "time": {name: round(share, 4) for name, share in sums.time_shares.items()},
+                "different_answers": self.differences[category][draft],
+            }
+            for draft, sums in self.stats[category].items()
+        }
+
+
+def _whole(stats: GenerationStats) -> float:
+    """Seconds a token, prompt included."""
+    return (stats.prefill_seconds + stats.decode_seconds) / max(1, stats.emitted)
+
+
+def measure(
+    model: Model, questions: Sequence[Question], drafts: Sequence[str], context: ContextConfig, max_tokens: int
+) -> Iterator[Measured]:
+    """What was measured so far: first nothing, then after every prompt (each turn of a question is one).
+
+    Greedy. Every drafter has a context of its own and keeps what it learned. Who is first changes with every
+    prompt. Later turns go on from plain decoding's answer, so that all get the same prompts.
+    """
+    configs = {PLAIN: DraftConfig(draft=PLAIN)} | {spec: parse_draft(spec) for spec in drafts}
+    measured = Measured(list(configs))
+    with ExitStack() as stack:
+        sessions = {spec: stack.enter_context(Session(model, context, draft)) for spec, draft in configs.items()}
+        measured.cost = next((session.cost for session in sessions.values() if session.cost), None)
+        for session in sessions.values():
+            session.answer(WARM_UP_PROMPT, max_tokens=WARM_UP_TOKENS)
+            session.forget()
+        yield measured
+        for question in questions:
+            messages: list[dict[str, str]] = []
+            for turn in question.turns:
+                messages.append({"role": "user", "content": turn})
+                shift = measured.answers % len(sessions)
+                order = [*sessions][shift:] + [*sessions][:shift]
+                answers = {spec: sessions[spec].answer(messages, max_tokens=max_tokens) for spec in order}
+                plain = answers[PLAIN]
+                measured.add(
+                    question.category,
+                    {spec: answer.stats for spec, answer in answers.items()},
+                    {spec: answer.token_ids != plain.token_ids for spec, answer in answers.items()},
+                )
+                messages.append({"role": "assistant", "content": plain.text})
+                yield measured
+
+
+def report(measured: Measured, model: Model, context: ContextConfig, max_tokens: int) -> dict[str, Any]:
+    """All figures and what they were measured on, for JSON."""
+    cost = measured.cost
+    return {
+        "machine": {name: model.facts[name] for name in ("cpu", "build")},
+        "model": {"name": model.path.name, "sha256": sha256(model.path)},
+        "settings": {
+            "threads": context.n_threads,
+            **{name: getattr(context, name) for name in ("n_ctx", "flash_attn", "kv_type")},
+            "max_tokens": max_tokens,
+        },
+        "cost": {str(n): round(float(cost.relative[n]), 3) for n in SIZES} if cost else None,
+        "answers": measured.answers,
+        "categories": {name: measured.as_dict(name) for name in measured.stats if name != TOTAL},
+        TOTAL: measured.as_dict(TOTAL) if TOTAL in measured.stats else {},
+    }
+
+
+def sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

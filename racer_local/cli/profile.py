@@ -1,0 +1,66 @@
+"""`racer-local profile`: what verifying a tree of n nodes costs with this model on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from racer_local import models
+from racer_local.cli.options import add_model, context_from_args, model_from_args
+from racer_local.config import ContextConfig, DraftConfig
+from racer_local.errors import ModelError
+
+if TYPE_CHECKING:
+    from racer_local.cost import VerifyCost
+
+WIDTH = 50
+
+
+def add_parser(commands: Any) -> None:
+    what = "measure what verifying n nodes costs, and remember it for the drafts"
+    parser = commands.add_parser("profile", help=what, description=__doc__)
+    add_model(parser, ContextConfig)
+    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    context, config, draft = context_from_args(args), model_from_args(args), DraftConfig(draft="racer")
+    path = models.find(args.model)
+
+    from racer_local.llama import LlamaTarget, Model
+    from racer_local.session import verify_cost
+
+    with Model(path, config) as model, LlamaTarget(model, context, max_nodes=draft.nodes) as target:
+        if target.max_nodes == 1:
+            raise ModelError(f"{path.name} can't verify trees (recurrent or hybrid memory); it decodes plainly")
+        cost = verify_cost(target, again=True)
+        if args.json:
+            print(json.dumps({"facts": target.facts, **as_json(cost, draft.nodes)}))
+        else:
+            print(f"{path.name}, {context.n_threads} threads: T(1) is {1e3 * cost.seconds[0]:.2f} ms")
+            print(plot(cost, draft.nodes))
+    return 0
+
+
+def as_json(cost: VerifyCost, most: int) -> dict[str, Any]:
+    return {
+        "sizes": cost.sizes,
+        "seconds": cost.seconds,
+        "relative": {str(n): round(float(cost.relative[n]), 4) for n in range(1, most + 1)},
+    }
+
+
+def plot(cost: VerifyCost, most: int) -> str:
+    """A bar a size: T(n) / T(1). Sizes that the probe had no time for are extrapolated."""
+    from racer_local.cost import SIZES
+
+    sizes = [n for n in SIZES if n <= most]
+    longest = float(cost.relative[sizes[-1]])
+    lines = [" nodes  T(n)/T(1)"]
+    for n in sizes:
+        relative = float(cost.relative[n])
+        mark = "" if n in cost.sizes else "  (extrapolated)"
+        lines.append(f"{n:6} {relative:10.2f}  {'#' * max(1, round(WIDTH * relative / longest))}{mark}")
+    return "\n".join(lines)

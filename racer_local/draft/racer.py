@@ -1,0 +1,116 @@
+"""RACER with drafts that know what they cost: one tree from all evidence, as large as it pays."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from racer_local.acceptance import LEARNING_RATE, PULL, load_prior
+from racer_local.config import DraftConfig
+from racer_local.cost import VerifyCost
+from racer_local.draft import TopK
+from racer_local.draft.sources import Text
+from racer_local.kernels import evidence, growth, history, keyed_cues, layout
+from racer_local.kernels.acceptance import Net
+from racer_local.tree import DraftTree, Int32s, Limit, NodeIds, Source, Tokens
+
+SOURCES = np.array([Source.CONTEXT, Source.LOGITS], np.int32)
+
+
+class RacerDrafter:
+    """Grows the tree that promises the most tokens per second (`kernels.growth`), often none at all.
+
+    What it learns (text, cues, how far to trust them) serves later prompts too, within a fixed amount of memory.
+    """
+
+    def __init__(
+        self, config: DraftConfig, banned: NDArray[np.bool_], cost: VerifyCost, prior: Net | None = None
+    ) -> None:
+        self.breadth = config.breadth
+        self.cost = cost
+        self.history = history.new_history(config.history_tokens)
+        self.cues = keyed_cues.new_cues(config.history_tokens // 2, config.breadth)
+        self.recent = evidence.new_recent()
+        self.net = prior or load_prior()
+        self._margin, self._banned = config.margin, banned
+        self.memory = (self.history, self.cues, self.recent, evidence.new_evidence(), self.net)
+        self._tree = layout.new_scratch(config.nodes)
+        self._pool = growth.new_pool(config.nodes)
+        self._ordered = np.zeros((4, config.nodes), np.int32)
+        self._text = Text()
+        self._drafted = DraftTree.chain([0])
+        self._drafted_at = 0.0
+
+    @property
+    def memory_bytes(self) -> int:
+        """What is learned never takes more."""
+        return sum(array.nbytes for part in (self.history, self.cues) for array in part)
+
+    def clear(self) -> None:
+        """Forget all that was learned."""
+        history.clear(self.history)
+        keyed_cues.clear(self.cues)
+        evidence.begin(self.recent, 0)
+        self.net.out[:] = self.net.prior
+        self._text.cut(0)
+
+    def begin(self, prompt: Tokens) -> None:
+        tokens = np.asarray(prompt, np.int32)
+        shared = self._text.shared_prefix(tokens)
+        goes_on = 0 < shared == self._text.length
+        start = int(self.recent.start[0]) if goes_on else int(self.history.length[0]) + 1
+        evidence.begin(self.recent, start)
+        if not goes_on:
+            # Matches must not run from the old text into the new one, but they may run into a shared beginning.
+            shared = max(0, shared - history.LONGEST)
+            history.append(self.history, np.array([history.BREAK], np.int32))
+            self._text.cut(shared)
+        history.append(self.history, tokens[shared:])
+        self._text.extend(tokens[self._text.length :])
+        self._chunk = tokens[:0]
+
+    def draft(self, root: int, limit: Limit) -> DraftTree:
+        tree = self._tree
+        layout.start(tree, root, limit.nodes, limit.leaves, limit.depth)
+        growth.grow(
+            self.memory, self._text.tokens, self._banned, SOURCES, self.cost.relative, self._margin, tree, self._pool
+        )
+        n = layout.depth_first(tree, self._ordered)
+        self._drafted = DraftTree(*self._ordered[:, :n].copy())
+        self._drafted_at = perf_counter()
+        return self._drafted
+
+    def observe(self, tree: DraftTree, top_k: TopK) -> None:
+        log_probs = np.empty_like(top_k.logits)
+        keyed_cues.log_softmax(top_k.logits, log_probs)
+        if tree is self._drafted:
+            self.cost.correct(len(tree), perf_counter() - self._drafted_at)
+            self._ids, self._log_probs = top_k.ids, log_probs
+        else:
+            self._observe_prompt(tree, top_k.ids, log_probs)
+
+    def _observe_prompt(self, chain: DraftTree, ids: Int32s, log_probs: NDArray[np.float32]) -> None:
+        text = np.append(self._chunk, chain.tokens[:1])
+        self._put(text, chain, np.arange(len(chain)), ids, log_probs)
+        self._chunk = chain.tokens[-history.CONTEXT :]
+        row = np.exp(log_probs[-1])
+        self.recent.last[:] = row[0], row[ids[-1] == self._text.tokens[-1]].sum()
+
+    def accept(self, path: NodeIds, bonus: int) -> None:
+        before, tree = self._text.length, self._drafted
+        root_text = self._text.tokens
+        emitted = np.append(tree.tokens[path[1:]], np.int32(bonus))
+        self._text.extend(emitted)
+        rows = self._log_probs[path]
+        growth.absorb(self.memory, self._text.tokens, before, np.exp(rows[:, 0]), LEARNING_RATE, PULL)
+        self._put(root_text, tree, np.arange(len(tree)), self._ids, self._log_probs)
+        self._put(root_text, tree, np.asarray(path), self._ids, self._log_probs)
+        row = np.exp(rows[-1])
+        self.recent.last[:] = row[0], row[self._ids[path[-1]] == bonus].sum()
+
+    def _put(
+        self, text: Int32s, tree: DraftTree, nodes: NDArray[np.int64], ids: Int32s, log_probs: NDArray[np.float32]
+    ) -> None:
+        growth.put_rows(self.memory, text, tree.tokens, tree.parents, nodes, ids, log_probs)

@@ -1,0 +1,100 @@
+"""From evidence to probabilities: a small network whose last layer goes on learning."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from racer_local.kernels.evidence import CANDIDATES, NODE_FEATURES, TOKEN_FEATURES
+
+Floats = NDArray[np.float32]
+
+
+class Net(NamedTuple):
+    """score = out . max(0, node @ node_weights + token @ token_weights + bias) + out_bias, for each candidate.
+
+    The probabilities of the candidates and of "none of them" (score 0) are a softmax.
+    """
+
+    node_weights: Floats
+    """[node features, h]"""
+    token_weights: Floats
+    """[token features, h]"""
+    bias: Floats
+    """[h]"""
+    prior: Floats
+    """[h + 1] `out` as it was fitted; the last one is out_bias."""
+    out: Floats
+    """[h + 1] as it is now."""
+    base: Floats
+    """[h] scratch."""
+    hidden: Floats
+    """[C, h] scratch."""
+    p: Floats
+    """[C] the probabilities."""
+
+
+def new_net(node_weights: Floats, token_weights: Floats, bias: Floats, prior: Floats) -> Net:
+    h = len(bias)
+    if node_weights.shape != (len(NODE_FEATURES), h) or token_weights.shape != (len(TOKEN_FEATURES), h):
+        raise ValueError("the fitted weights are of other features than these kernels compute; fit them again")
+    scratch = np.zeros(h, np.float32), np.zeros((CANDIDATES, h), np.float32), np.zeros(CANDIDATES, np.float32)
+    return Net(node_weights, token_weights, bias, prior, prior.copy(), *scratch)
+
+
+@njit(cache=True)
+def estimate(net, evidence, size):  # type: ignore[no-untyped-def]
+    """Fill net.p with the probability that each of the `size` candidates comes next."""
+    h = net.bias.shape[0]
+    net.base[:] = net.bias
+    for f in range(evidence.node.shape[0]):
+        for i in range(h):
+            net.base[i] += evidence.node[f] * net.node_weights[f, i]
+    highest = np.float32(0)
+    for c in range(size):
+        hidden, features = net.hidden[c], evidence.features[c]
+        hidden[:] = net.base
+        for f in range(features.shape[0]):
+            if features[f] != 0:
+                for i in range(h):
+                    hidden[i] += features[f] * net.token_weights[f, i]
+        score = net.out[h]
+        for i in range(h):
+            hidden[i] = max(hidden[i], np.float32(0))
+            score += hidden[i] * net.out[i]
+        net.p[c] = score
+        highest = max(highest, score)
+    total = np.exp(-highest)
+    for c in range(size):
+        net.p[c] = np.exp(net.p[c] - highest)
+        total += net.p[c]
+    for c in range(size):
+        net.p[c] /= total
+
+
+@njit(cache=True)
+def learn(net, evidence, size, token, rate, pull):  # type: ignore[no-untyped-def]
+    """One gradient step of the last layer: `token` came after the context that was estimated last.
+
+    `pull` is the share by which it goes back to the fitted prior: what one bad stretch teaches fades.
+    """
+    h = net.bias.shape[0]
+    for i in range(h + 1):
+        net.out[i] += pull * (net.prior[i] - net.out[i])
+    for c in range(size):
+        step = rate * (net.p[c] - (np.float32(1) if evidence.tokens[c] == token else np.float32(0)))
+        for i in range(h):
+            net.out[i] -= step * net.hidden[c, i]
+        net.out[h] -= step
+
+
+def warm_up() -> None:
+    from racer_local.kernels.evidence import new_evidence
+
+    shapes = (len(NODE_FEATURES), 2), (len(TOKEN_FEATURES), 2), (2,), (3,)
+    net, evidence = new_net(*(np.zeros(shape, np.float32) for shape in shapes)), new_evidence()
+    estimate(net, evidence, 1)
+    learn(net, evidence, 1, np.int32(0), np.float32(0.1), np.float32(0.1))

@@ -1,0 +1,286 @@
+"""What speaks for each token that may come next: matches of the context, cues, and how reliable they were lately.
+
+The evidence of a context is a list of candidates and numbers about them; `kernels.acceptance` turns those into
+probabilities. Nothing here is a guess yet.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from racer_local.kernels import history as _history
+from racer_local.kernels import keyed_cues as _cues
+from racer_local.kernels.history import CONTEXT, Matches
+from racer_local.kernels.keyed_cues import FLOOR, KEYS
+
+_find_matches, _age = _history.find, _history.age
+_find_cues = _cues.find
+
+Floats = NDArray[np.float32]
+Int32s = NDArray[np.int32]
+
+CANDIDATES = 64
+"""Most candidates of one context."""
+CLASSES = (1, 2, 3, 4, 6, 9, 14)
+"""A match of length l counts in every class up to l."""
+UNSKIPPED = 3
+"""The first keys, which take the last one, two and three tokens."""
+MEMORY = 0.08
+"""Weight of the newest token in the running averages."""
+FAR = 1e6
+"""The age of what was never seen."""
+
+HITS = len(CLASSES)
+"""In `Recent.averages`: how often the newest continuation of each class was right; then the next two."""
+COVERED, CONFIDENCE = HITS, HITS + 1
+"""How often the token was among the candidates at all; the model's own highest probability."""
+
+NODE_FEATURES = (
+    *(f"matches of {n}+" for n in CLASSES),
+    *(f"cue {key}" for key in KEYS),
+    *(f"cue {key} age" for key in KEYS),
+    *("longest", "depth", "candidates", "last row's best", "last row's root", "answer"),
+    *(f"hits of {n}+" for n in CLASSES),
+    *("covered", "confidence"),
+)
+HITS_AT = NODE_FEATURES.index(f"hits of {CLASSES[0]}+")
+TOKEN_FEATURES = (
+    *(f"{what} of {n}+" for n in CLASSES for what in ("count", "newest", "only")),
+    *(f"{what} {key}" for key in KEYS for what in ("cue", "not in cue")),
+    *("parent cue", "in parent cue", "length", "length to longest", "is longest", "age", "this text"),
+    *("token age", "token new", "token in this text", "cues agree", "sharpest cue agrees"),
+)
+
+
+class Recent(NamedTuple):
+    """What this conversation was like so far."""
+
+    averages: NDArray[np.float64]
+    """[HITS + 2] running averages, from 0 to 1."""
+    start: NDArray[np.int64]
+    """[2] the history's length at the start of the conversation; tokens of the answer so far."""
+    last: Floats
+    """[2] probability of the likeliest token of the row that the root was drawn from, and of the root in it."""
+
+
+class Evidence(NamedTuple):
+    """Scratch of one context."""
+
+    context: Int32s
+    """[CONTEXT] its last tokens, BREAK before its start."""
+    matches: Matches
+    slots: NDArray[np.int64]
+    """[2, keys] the cues of the context, and of the context without its last token."""
+    tokens: Int32s
+    """[C] candidates."""
+    counts: Int32s
+    """[C, classes] matches that the candidate continues."""
+    totals: Int32s
+    """[classes] matches."""
+    newest: NDArray[np.int64]
+    """[2, classes] position and candidate of the most recent match."""
+    longest: Int32s
+    """[C] the longest match that the candidate continues; 0: none."""
+    positions: NDArray[np.int64]
+    """[C] where the candidate continues a match last."""
+    cues: Floats
+    """[C, keys + 1] log probability in each cue and in the parent's; 0: not in it."""
+    node: Floats
+    """[node features]"""
+    features: Floats
+    """[C, token features]"""
+
+
+def new_recent() -> Recent:
+    recent = Recent(np.zeros(HITS + 2), np.zeros(2, np.int64), np.zeros(2, np.float32))
+    begin(recent, 0)
+    return recent
+
+
+def new_evidence() -> Evidence:
+    classes, keys, c = len(CLASSES), len(KEYS), CANDIDATES
+    return Evidence(
+        context=np.full(CONTEXT, _history.BREAK, np.int32),
+        matches=_history.new_matches(),
+        slots=np.zeros((2, keys), np.int64),
+        tokens=np.zeros(c, np.int32),
+        counts=np.zeros((c, classes), np.int32),
+        totals=np.zeros(classes, np.int32),
+        newest=np.zeros((2, classes), np.int64),
+        longest=np.zeros(c, np.int32),
+        positions=np.zeros(c, np.int64),
+        cues=np.zeros((c, keys + 1), np.float32),
+        node=np.zeros(len(NODE_FEATURES), np.float32),
+        features=np.zeros((c, len(TOKEN_FEATURES)), np.float32),
+    )
+
+
+def begin(recent: Recent, start: int) -> None:
+    """A new conversation, whose text starts at position `start` of the history."""
+    recent.averages[:] = 0.5
+    recent.start[:] = start, 0
+    recent.last[:] = 0
+
+
+@njit(cache=True)
+def _candidate(evidence, size, token):  # type: ignore[no-untyped-def]
+    """The number of a candidate, a new one where it is not there yet; -1 where there is no room."""
+    for c in range(size):
+        if evidence.tokens[c] == token:
+            return c
+    if size == CANDIDATES:
+        return -1
+    evidence.tokens[size] = token
+    evidence.longest[size] = evidence.positions[size] = 0
+    evidence.counts[size] = 0
+    evidence.cues[size] = 0
+    return size
+
+
+@njit(cache=True)
+def _add_matches(evidence, found):  # type: ignore[no-untyped-def]
+    matches, size = evidence.matches, 0
+    evidence.totals[:] = 0
+    evidence.newest[:] = -1
+    for i in range(found):
+        c = _candidate(evidence, size, matches.tokens[i])
+        if c < 0:
+            continue
+        size = max(size, c + 1)
+        evidence.longest[c] = max(evidence.longest[c], matches.lengths[i])
+        evidence.positions[c] = max(evidence.positions[c], matches.positions[i])
+        for j in range(len(CLASSES)):
+            if matches.lengths[i] < CLASSES[j]:
+                break
+            evidence.totals[j] += 1
+            evidence.counts[c, j] += 1
+            if matches.positions[i] > evidence.newest[0, j]:
+                evidence.newest[0, j], evidence.newest[1, j] = matches.positions[i], c
+    return size
+
+
+@njit(cache=True)
+def _add_cue(evidence, cues, slot, column, size):  # type: ignore[no-untyped-def]
+    if slot >= 0:
+        for j in range(cues.tokens.shape[1]):
+            token = cues.tokens[slot, j]
+            c = _candidate(evidence, size, token) if token >= 0 else -1
+            if c < 0:
+                break
+            size = max(size, c + 1)
+            evidence.cues[c, column] = min(cues.log_probs[slot, j], np.float32(-1e-4))
+    return size
+
+
+@njit(cache=True)
+def _sharpest(slots):  # type: ignore[no-untyped-def]
+    """The slot of the longest unskipped key that has a cue, or -1."""
+    for kind in range(UNSKIPPED - 1, -1, -1):
+        if slots[kind] >= 0:
+            return slots[kind]
+    return -1
+
+
+@njit(cache=True)
+def gather(history, cues, recent, evidence, depth):  # type: ignore[no-untyped-def]
+    """Fill in the evidence for what follows evidence.context, `depth` drafted tokens behind the text.
+
+    Candidates are what followed the context's suffixes before, the likeliest tokens of its cues, and those of its
+    parent's sharpest cue (what might have come one token earlier often comes now). Returns how many there are.
+    """
+    context, slots = evidence.context, evidence.slots
+    size = _add_matches(evidence, _find_matches(history, context, evidence.matches))
+    _find_cues(cues, context, CONTEXT, slots[0])
+    _find_cues(cues, context, CONTEXT - 1, slots[1])
+    for kind in range(len(KEYS)):
+        size = _add_cue(evidence, cues, slots[0, kind], kind, size)
+    size = _add_cue(evidence, cues, _sharpest(slots[1]), len(KEYS), size)
+    longest = 0
+    for c in range(size):
+        longest = max(longest, evidence.longest[c])
+    _describe_node(history, cues, recent, evidence, depth, size, longest)
+    for c in range(size):
+        _describe_token(history, cues, recent, evidence, c, longest)
+    return size
+
+
+@njit(cache=True)
+def _describe_node(history, cues, recent, evidence, depth, size, longest):  # type: ignore[no-untyped-def]
+    out, f = evidence.node, 0
+    now = history.length[0]
+    for j in range(len(CLASSES)):
+        total = evidence.totals[j]
+        out[f] = np.log1p(total) if total > 0 else -1.0
+        out[HITS_AT + j] = recent.averages[j] if total > 0 else 0.5
+        f += 1
+    for kind in range(len(KEYS)):
+        slot = evidence.slots[0, kind]
+        out[f] = 1.0 if slot >= 0 else 0.0
+        out[f + len(KEYS)] = np.log1p(float(now - cues.stamps[slot]) if slot >= 0 else FAR)
+        f += 1
+    f += len(KEYS)
+    out[f], out[f + 1], out[f + 2] = np.log1p(longest), depth, np.log1p(size)
+    out[f + 3], out[f + 4], out[f + 5] = recent.last[0], recent.last[1], np.log1p(recent.start[1])
+    f += 6 + len(CLASSES)
+    out[f], out[f + 1] = recent.averages[COVERED], recent.averages[CONFIDENCE]
+
+
+@njit(cache=True)
+def _describe_token(history, cues, recent, evidence, c, longest):  # type: ignore[no-untyped-def]
+    out, f = evidence.features[c], 0
+    now, start = history.length[0], recent.start[0]
+    for j in range(len(CLASSES)):
+        count = evidence.counts[c, j]
+        out[f] = np.log1p(count)
+        out[f + 1] = 1.0 if evidence.newest[1, j] == c else 0.0
+        out[f + 2] = 1.0 if count > 0 and count == evidence.totals[j] else 0.0
+        f += 3
+    agree, sharpest = 0.0, 0.0
+    for kind in range(len(KEYS)):
+        slot, log_prob = evidence.slots[0, kind], evidence.cues[c, kind]
+        out[f] = 0.0 if slot < 0 else log_prob if log_prob < 0 else FLOOR
+        out[f + 1] = 1.0 if slot >= 0 and log_prob == 0 else 0.0
+        f += 2
+        if slot >= 0 and kind < UNSKIPPED:
+            sharpest = 1.0 if cues.tokens[slot, 0] == evidence.tokens[c] else 0.0
+            agree += sharpest
+    log_prob = evidence.cues[c, len(KEYS)]
+    out[f], out[f + 1] = (log_prob, 1.0) if log_prob < 0 else (FLOOR, 0.0)
+    length = evidence.longest[c]
+    out[f + 2], out[f + 3] = np.log1p(length), np.log1p(length) - np.log1p(longest)
+    out[f + 4] = 1.0 if length == longest else 0.0
+    position = evidence.positions[c]
+    out[f + 5] = np.log1p(float(now - position) if length > 0 else FAR)
+    out[f + 6] = 1.0 if length > 0 and position >= start else 0.0
+    age = _age(history, evidence.tokens[c])
+    out[f + 7] = np.log1p(float(age) if age > 0 else FAR)
+    out[f + 8] = 1.0 if age == 0 else 0.0
+    out[f + 9] = 1.0 if 0 < age <= now - start else 0.0
+    out[f + 10], out[f + 11] = agree, sharpest
+
+
+@njit(cache=True)
+def judge(recent, evidence, size, token, likeliest):  # type: ignore[no-untyped-def]
+    """Note how the evidence fared: `token` came, and the model gave its favourite the probability `likeliest`."""
+    averages, covered = recent.averages, 0.0
+    for c in range(size):
+        if evidence.tokens[c] == token:
+            covered = 1.0
+    for j in range(len(CLASSES)):
+        newest = evidence.newest[1, j]
+        if newest >= 0:
+            averages[j] += MEMORY * ((1.0 if evidence.tokens[newest] == token else 0.0) - averages[j])
+    averages[COVERED] += MEMORY * (covered - averages[COVERED])
+    averages[CONFIDENCE] += MEMORY * (likeliest - averages[CONFIDENCE])
+    recent.start[1] += 1
+
+
+def warm_up() -> None:
+    history, cues = _history.new_history(64), _cues.new_cues(16, 2)
+    recent, evidence = new_recent(), new_evidence()
+    size = gather(history, cues, recent, evidence, 0)
+    judge(recent, evidence, size, np.int32(1), np.float32(0.5))

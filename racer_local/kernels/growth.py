@@ -1,0 +1,192 @@
+"""Grow the tree that is worth its cost: best node first, until no further one can raise tokens per second."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from racer_local.kernels import acceptance as _acceptance
+from racer_local.kernels import evidence as _evidence
+from racer_local.kernels import history as _history
+from racer_local.kernels import keyed_cues as _cues
+from racer_local.kernels import layout
+from racer_local.kernels.evidence import CANDIDATES
+from racer_local.kernels.history import BREAK, CONTEXT
+
+_add, _gather, _judge = layout.add, _evidence.gather, _evidence.judge
+_estimate, _learn = _acceptance.estimate, _acceptance.learn
+_append, _put = _history.append, _cues.put
+
+Int32s = NDArray[np.int32]
+
+LEAST = 0.002
+"""A node less likely than this is not even a candidate."""
+UNMATCHED = 2
+"""A match of fewer tokens is no anchor: what speaks for such a node are the cues."""
+
+
+class Pool(NamedTuple):
+    """Candidate nodes of one tree, as a heap: the likeliest first."""
+
+    heap: Int32s
+    p: NDArray[np.float32]
+    """Probability of the whole path."""
+    tokens: Int32s
+    parents: Int32s
+    sources: Int32s
+    reached: NDArray[np.float32]
+    """[nodes] p of the tree's nodes."""
+    size: Int32s
+    """[2] in the heap, in the pool."""
+
+
+def new_pool(nodes: int) -> Pool:
+    room = nodes * CANDIDATES
+    heap, tokens, parents, sources = np.zeros((4, room), np.int32)
+    return Pool(
+        heap, np.zeros(room, np.float32), tokens, parents, sources, np.zeros(nodes, np.float32), np.zeros(2, np.int32)
+    )
+
+
+@njit(cache=True)
+def _push(pool, p, token, parent, source):  # type: ignore[no-untyped-def]
+    candidate = pool.size[1]
+    pool.size[1] += 1
+    pool.p[candidate], pool.tokens[candidate] = p, token
+    pool.parents[candidate], pool.sources[candidate] = parent, source
+    place = pool.size[0]
+    pool.size[0] += 1
+    while place > 0 and pool.p[pool.heap[(place - 1) // 2]] < p:
+        pool.heap[place] = pool.heap[(place - 1) // 2]
+        place = (place - 1) // 2
+    pool.heap[place] = candidate
+
+
+@njit(cache=True)
+def _pop(pool):  # type: ignore[no-untyped-def]
+    best = pool.heap[0]
+    pool.size[0] -= 1
+    n = pool.size[0]
+    last, place = pool.heap[n], 0
+    while 2 * place + 1 < n:
+        below = 2 * place + 1
+        if below + 1 < n and pool.p[pool.heap[below + 1]] > pool.p[pool.heap[below]]:
+            below += 1
+        if pool.p[pool.heap[below]] <= pool.p[last]:
+            break
+        pool.heap[place] = pool.heap[below]
+        place = below
+    pool.heap[place] = last
+    return best
+
+
+@njit(cache=True)
+def set_context(context, text, tokens, parents, node):  # type: ignore[no-untyped-def]
+    """context [CONTEXT]: the tokens up to a node of a tree; node 0, the root, is the text's last token."""
+    place = CONTEXT - 1
+    while node > 0 and place >= 0:
+        context[place] = tokens[node]
+        node = parents[node]
+        place -= 1
+    at = text.shape[0] - 1
+    while place >= 0:
+        context[place] = text[at] if at >= 0 else BREAK
+        place -= 1
+        at -= 1
+
+
+@njit(cache=True)
+def _can_still_pay(p, gained, nodes, best, cost, most):  # type: ignore[no-untyped-def]
+    """Whether any larger tree, were all its further nodes as likely as the next one, would beat the best."""
+    for n in range(nodes + 1, most + 1):
+        if gained + (n - nodes) * p > best * cost[n]:
+            return True
+    return False
+
+
+@njit(cache=True)
+def grow(memory, text, banned, sources, cost, margin, tree, pool):  # type: ignore[no-untyped-def]
+    """Grow `tree` (started, a lone root) to the size that promises the most tokens per unit of time.
+
+    memory: (history, cues, recent, evidence, net). cost [nodes + 1]: T(n) / T(1). A tree of n nodes promises
+    (1 + sum of its nodes' probabilities) / cost[n] tokens in the time of one plain forward; a lone root 1. A node's
+    probability is the product along its path. Drafting must promise `margin` times plain decoding. Returns the
+    promise. `sources`: the two values that mark a node that continues a match, and one that only cues propose.
+
+    Worked example: two candidates of 0.6 and 0.5 below the root. With cost 1, 1.5, 1.6 the promises are 1, 1.07
+    and 1.31: both are drafted. With 1, 1.7, 2.2 they are 1, 0.94 and 0.95: none is.
+    """
+    history, cues, recent, evidence, net = memory
+    pool.size[:] = 0
+    most = min(tree.limit[0], cost.shape[0] - 1)
+    node, reached, gained = np.int32(0), np.float32(1), 1.0
+    best, best_size = margin, 1
+    while True:
+        if tree.depths[node] < tree.limit[2]:
+            set_context(evidence.context, text, tree.tokens, tree.parents, node)
+            size = _gather(history, cues, recent, evidence, tree.depths[node])
+            _estimate(net, evidence, size)
+            for c in range(size):
+                p, token = reached * net.p[c], evidence.tokens[c]
+                if p >= LEAST and not banned[token]:
+                    source = sources[0] if evidence.longest[c] >= UNMATCHED else sources[1]
+                    _push(pool, p, token, node, source)
+        added = np.int32(-1)
+        while pool.size[0] > 0 and added < 0:
+            if not _can_still_pay(pool.p[pool.heap[0]], gained, tree.size[0], best, cost, most):
+                break
+            candidate = _pop(pool)
+            added = _add(tree, pool.parents[candidate], pool.tokens[candidate], pool.sources[candidate])
+        if added < 0:
+            break
+        node, reached = added, pool.p[candidate]
+        gained += reached
+        promise = gained / cost[tree.size[0]]
+        if promise > best:
+            best, best_size = promise, tree.size[0]
+    tree.size[0] = best_size
+    return best if best_size > 1 else 1.0
+
+
+@njit(cache=True)
+def absorb(memory, text, n, likeliest, rate, pull):  # type: ignore[no-untyped-def]
+    """The text went on from text[:n] to text. Each new token first shows how good the evidence for it was, then
+    becomes part of the history. likeliest [m]: the model's highest probability before each of them.
+    """
+    history, cues, recent, evidence, net = memory
+    for at in range(n, text.shape[0]):
+        set_context(evidence.context, text[:at], text, text, 0)
+        size = _gather(history, cues, recent, evidence, 0)
+        _estimate(net, evidence, size)
+        _learn(net, evidence, size, text[at], rate, pull)
+        _judge(recent, evidence, size, text[at], likeliest[at - n])
+        _append(history, text[at : at + 1])
+
+
+@njit(cache=True)
+def put_rows(memory, text, tokens, parents, nodes, ids, log_probs):  # type: ignore[no-untyped-def]
+    """What the model thought after these nodes of a tree whose root is the text's last token: ids, log_probs [n, k].
+
+    A row without ids is left out.
+    """
+    history, cues, recent, evidence, net = memory
+    for node in nodes:
+        if ids[node, 0] >= 0:
+            set_context(evidence.context, text, tokens, parents, node)
+            _put(cues, evidence.context, ids[node], log_probs[node], history.length[0])
+
+
+def warm_up() -> None:
+    memory = (_history.new_history(64), _cues.new_cues(16, 2), _evidence.new_recent(), _evidence.new_evidence())
+    shapes = (len(_evidence.NODE_FEATURES), 2), (len(_evidence.TOKEN_FEATURES), 2), (2,), (3,)
+    memory = (*memory, _acceptance.new_net(*(np.zeros(shape, np.float32) for shape in shapes)))
+    tree, text = layout.new_scratch(4), np.array([1, 2, 1, 2], np.int32)
+    layout.start(tree, 2, 4, 4, 4)
+    sources = np.array([0, 1], np.int32)
+    grow(memory, text, np.zeros(4, np.bool_), sources, np.ones(5), 1.0, tree, new_pool(4))
+    absorb(memory, text, 2, np.ones(2, np.float32), np.float32(0), np.float32(0))
+    ids, log_probs = np.zeros((2, 2), np.int32), np.zeros((2, 2), np.float32)
+    put_rows(memory, text, text[:2], text[:2], np.arange(2), ids, log_probs)
