@@ -63,7 +63,7 @@ def collect(trace: Trace, *, keep: bool) -> Examples:
     """
     banned = np.zeros(trace.n_vocab, np.bool_)
     drafter = RacerDrafter(DraftConfig(), banned, VerifyCost.parse("1:1"), empty_net())
-    parts = []
+    parts: list[Examples] = []
     for conversation, start, end in trace.answers():
         first, last = trace.offsets[conversation], trace.offsets[conversation + 1]
         if not keep:
@@ -108,11 +108,10 @@ def fit(examples: Examples, *, hidden: int = HIDDEN, epochs: int = EPOCHS, seed:
     """The network that makes the examples least surprising: Adam, cosine learning rate, standardised features."""
     rng = np.random.default_rng(seed)
     scales = [(part.mean(axis=0), part.std(axis=0) + 1e-3) for part in (examples.node, examples.token)]
-    scaled = Examples(
-        *((part - mean) / scale for part, (mean, scale) in zip((examples.node, examples.token), scales, strict=True)),
-        examples.sizes,
-        examples.came,
+    node, token = (
+        (part - mean) / scale for part, (mean, scale) in zip((examples.node, examples.token), scales, strict=True)
     )
+    scaled = Examples(node, token, examples.sizes, examples.came)
     n_node, n_token = len(NODE_FEATURES), len(TOKEN_FEATURES)
     spread = (n_node + n_token) ** -0.5
     weights: Weights = {
@@ -179,4 +178,4 @@ def _unscaled(weights: Weights, scales: Sequence[tuple[Floats, Floats]]) -> Net:
 
 def save(net: Net, path: Path) -> None:
     arrays = {name: getattr(net, name) for name in ("node_weights", "token_weights", "bias", "prior")}
-    np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
+    np.savez_compressed(path, **arrays)

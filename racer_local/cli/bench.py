@@ -33,9 +33,7 @@ def add_parser(commands: Any) -> None:
 
     live = benches.add_parser("live", help="the same prompts through each drafter and plain decoding")
     _add_data(live, "prompts of each category; default: all")
-    live.add_argument(
-        "--draft", default="lookup,racer", help="NAME or NAME@NODES, commas between; default: %(default)s"
-    )
+    live.add_argument("--draft", default="lookup,racer", help="NAME or NAME@NODES with commas; default: %(default)s")
     live.add_argument("--json", type=Path, metavar="OUT", help="write all figures to this file too")
     add_model(live, ContextConfig)
     live.set_defaults(run=run_live)

@@ -101,7 +101,7 @@ def set_context(context, text, tokens, parents, node):  # type: ignore[no-untype
 @njit(cache=True)
 def _can_still_pay(p, gained, nodes, best, cost, most):  # type: ignore[no-untyped-def]
     """Whether any larger tree, were all its further nodes as likely as the next one, would beat the best."""
-    for n in range(nodes + 1, most + 1):
+    for n in range(nodes + 1, most + 1):  # noqa: SIM110
         if gained + (n - nodes) * p > best * cost[n]:
             return True
     return False
@@ -172,7 +172,7 @@ def put_rows(memory, text, tokens, parents, nodes, ids, log_probs):  # type: ign
 
     A row without ids is left out.
     """
-    history, cues, recent, evidence, net = memory
+    history, cues, _, evidence, _ = memory
     for node in nodes:
         if ids[node, 0] >= 0:
             set_context(evidence.context, text, tokens, parents, node)
@@ -180,9 +180,9 @@ def put_rows(memory, text, tokens, parents, nodes, ids, log_probs):  # type: ign
 
 
 def warm_up() -> None:
-    memory = (_history.new_history(64), _cues.new_cues(16, 2), _evidence.new_recent(), _evidence.new_evidence())
     shapes = (len(_evidence.NODE_FEATURES), 2), (len(_evidence.TOKEN_FEATURES), 2), (2,), (3,)
-    memory = (*memory, _acceptance.new_net(*(np.zeros(shape, np.float32) for shape in shapes)))
+    net = _acceptance.new_net(*(np.zeros(shape, np.float32) for shape in shapes))
+    memory = _history.new_history(64), _cues.new_cues(16, 2), _evidence.new_recent(), _evidence.new_evidence(), net
     tree, text = layout.new_scratch(4), np.array([1, 2, 1, 2], np.int32)
     layout.start(tree, 2, 4, 4, 4)
     sources = np.array([0, 1], np.int32)

@@ -143,8 +143,8 @@ def _match_length(history, position, context):  # type: ignore[no-untyped-def]
 def find(history, context, matches):  # type: ignore[no-untyped-def]
     """Fill `matches` with occurrences of the context's suffixes, the longest suffixes first; returns how many.
 
-    context [CONTEXT]: the end of a text, BREAK where there is none. Each suffix length of ORDERS gives its PER_ORDER most
-    recent occurrences that match longer suffixes not at all. Those at the very end of the text, which nothing
+    context [CONTEXT]: the end of a text, BREAK where there is none. Each suffix length of ORDERS gives its PER_ORDER
+    most recent occurrences that match longer suffixes not at all. Those at the very end of the text, which nothing
     follows yet, are left out.
 
     Worked example: in 5 6 7 5 6 8 the context 1 5 6 occurred twice, both with a match of two tokens: first 8 (at
