@@ -209,8 +209,10 @@ class DraftConfig:
     history_tokens: int = _setting(
         1 << 18, "racer: tokens of earlier text that are remembered, a power of two; 65 bytes each", flag="history"
     )
-    margin: float = 1.0
-    """racer: a draft must promise this many times the speed of plain decoding."""
+    fade: float = 0.98
+    """racer: each step of a draft is taken to be so much less likely than estimated; see `kernels.growth.grow`."""
+    caution: float = 0.5
+    """racer: how much more than its share the time counts that a draft may lose."""
 
     def __post_init__(self) -> None:
         _check_choice("draft", self.draft, tuple(DRAFTERS))
@@ -226,7 +228,8 @@ class DraftConfig:
                 f"history_tokens (--history) is {self.history_tokens}; it must be a power of two, "
                 f"for example {1 << self.history_tokens.bit_length()}"
             )
-        _check("margin", self.margin, 1, 10)
+        _check("fade", self.fade, 0, 1)
+        _check("caution", self.caution, 0, 10)
 
     @property
     def nodes(self) -> int:

@@ -19,8 +19,8 @@ from racer_local.kernels.acceptance import Net, new_net
 from racer_local.kernels.evidence import NODE_FEATURES, TOKEN_FEATURES
 from racer_local.tree import Limit
 
-DEPTHS = 3
-"""Contexts looked at behind each root: the true path up to this depth, which a tree would have drafted."""
+DEPTHS = (0, 1, 2, 4, 8)
+"""Contexts looked at behind each root: so far along the true path, which a tree would have drafted."""
 HIDDEN = 32
 EPOCHS = 8
 BATCH = 512
@@ -80,7 +80,7 @@ def collect(trace: Trace, *, keep: bool) -> Examples:
 
 def _contexts(drafter: RacerDrafter, tokens: NDArray[np.int32], at: int) -> Iterator[Examples]:
     history, cues, recent, found, _ = drafter.memory
-    for depth in range(min(DEPTHS, len(tokens) - at)):
+    for depth in (depth for depth in DEPTHS if at + depth < len(tokens)):
         growth.set_context(found.context, tokens[: at + depth], tokens, tokens, 0)
         size = evidence.gather(history, cues, recent, found, depth)
         if size:

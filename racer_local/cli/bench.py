@@ -10,7 +10,7 @@ from typing import Any
 
 from racer_local.bench.data import Question, read_questions
 from racer_local.cli.options import add_model, add_settings, context_from_args, from_args, model_from_args
-from racer_local.config import COST_CURVES, MAX_NODES, ContextConfig, DraftConfig, SamplingConfig
+from racer_local.config import COST_CURVES, DRAFTERS, MAX_NODES, ContextConfig, DraftConfig, SamplingConfig
 from racer_local.errors import ConfigError
 from racer_local.models import find
 
@@ -22,6 +22,9 @@ def add_parser(commands: Any) -> None:
     draft = benches.add_parser("draft", help="what drafting costs a step, without a model")
     for flag, default in (("nodes", 64), ("vocab", 50_000), ("context", 8192), ("steps", 500)):
         draft.add_argument(f"--{flag}", type=int, default=default, metavar="N", help="default: %(default)s")
+    draft.add_argument("--draft", default="racer", choices=tuple(DRAFTERS), help="default: %(default)s")
+    what = "tokens of learned history; several show whether the time grows with it; default: 0"
+    draft.add_argument("--history", type=int, nargs="+", default=[0], metavar="N", help=what)
     draft.set_defaults(run=run_draft)
 
     memory = benches.add_parser("memory", help="peak memory of an answer, plain and drafted")
@@ -184,10 +187,13 @@ def run_draft(args: argparse.Namespace) -> int:
         raise ConfigError(f"--nodes must be from 2 to {MAX_NODES}, --vocab, --context and --steps at least 100")
     from racer_local.bench.draft import measure
 
-    result = measure(args.nodes, args.vocab, args.context, args.steps)
-    for phase, ms in result["milliseconds"].items():
-        print(f"{phase:8} {ms['median']:8.3f} ms (99%: {ms['p99']:.3f} ms)")
-    print(json.dumps(result))
+    results = [
+        measure(args.draft, args.nodes, args.vocab, args.context, history, args.steps) for history in args.history
+    ]
+    for result in results:
+        phases = (f"{phase} {ms['median']:.3f} ({ms['p99']:.3f})" for phase, ms in result["milliseconds"].items())
+        print(f"{result['history']:9} tokens: " + ", ".join(phases) + " ms, median (99%)")
+    print(json.dumps(results))
     return 0
 
 

@@ -25,6 +25,11 @@ class TopK:
     """[n, k] their logits."""
 
     @classmethod
+    def none(cls) -> TopK:
+        """For a drafter that learns nothing from logits."""
+        return cls(np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32))
+
+    @classmethod
     def of(cls, rows: NDArray[np.float32], k: int) -> TopK:
         """From logits [n, vocabulary]."""
         from racer_local.kernels.topk import top_k

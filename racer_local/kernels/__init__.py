@@ -2,7 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
+
+
+def _drop_stale_code() -> None:
+    """Numba keeps compiled code beside the sources and renews it when its own file changes. But a kernel has the
+    constants and kernels of other files compiled in, so a change in one of them makes all of it stale.
+    """
+    folder = Path(__file__).parent
+    sources = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
+    stamp, now = folder / "__pycache__" / "kernels.stamp", hashlib.sha256(sources).hexdigest()
+    with suppress(OSError):  # where nothing can be written there, numba's cache is not there either
+        if stamp.exists() and stamp.read_text() == now:
+            return
+        for compiled in [*stamp.parent.glob("*.nbi"), *stamp.parent.glob("*.nbc")]:
+            compiled.unlink(missing_ok=True)
+        stamp.parent.mkdir(exist_ok=True)
+        stamp.write_text(now)
+
+
+_drop_stale_code()
 
 
 @cache

@@ -45,34 +45,38 @@ def new_net(node_weights: Floats, token_weights: Floats, bias: Floats, prior: Fl
     return Net(node_weights, token_weights, bias, prior, prior.copy(), *scratch)
 
 
-@njit(cache=True)
+@njit(cache=True, fastmath={"reassoc", "contract", "nsz"})
 def estimate(net, evidence, size):  # type: ignore[no-untyped-def]
     """Fill net.p with the probability that each of the `size` candidates comes next."""
-    h = net.bias.shape[0]
-    net.base[:] = net.bias
-    for f in range(evidence.node.shape[0]):
+    node, features, node_weights, token_weights = evidence.node, evidence.features, net.node_weights, net.token_weights
+    base, hidden, out, p = net.base, net.hidden, net.out, net.p
+    h = base.shape[0]
+    for i in range(h):
+        base[i] = net.bias[i]
+    for f in range(node.shape[0]):
         for i in range(h):
-            net.base[i] += evidence.node[f] * net.node_weights[f, i]
+            base[i] += node[f] * node_weights[f, i]
     highest = np.float32(0)
     for c in range(size):
-        hidden, features = net.hidden[c], evidence.features[c]
-        hidden[:] = net.base
-        for f in range(features.shape[0]):
-            if features[f] != 0:
-                for i in range(h):
-                    hidden[i] += features[f] * net.token_weights[f, i]
-        score = net.out[h]
         for i in range(h):
-            hidden[i] = max(hidden[i], np.float32(0))
-            score += hidden[i] * net.out[i]
-        net.p[c] = score
+            hidden[c, i] = base[i]
+        for f in range(features.shape[1]):
+            feature = features[c, f]
+            if feature != 0:
+                for i in range(h):
+                    hidden[c, i] += feature * token_weights[f, i]
+        score = out[h]
+        for i in range(h):
+            hidden[c, i] = max(hidden[c, i], np.float32(0))
+            score += hidden[c, i] * out[i]
+        p[c] = score
         highest = max(highest, score)
     total = np.exp(-highest)
     for c in range(size):
-        net.p[c] = np.exp(net.p[c] - highest)
-        total += net.p[c]
+        p[c] = np.exp(p[c] - highest)
+        total += p[c]
     for c in range(size):
-        net.p[c] /= total
+        p[c] /= total
 
 
 @njit(cache=True)

@@ -31,8 +31,11 @@ UNSKIPPED = 3
 """The first keys, which take the last one, two and three tokens."""
 MEMORY = 0.08
 """Weight of the newest token in the running averages."""
-FAR = 1e6
+FAR = 1_000_000
 """The age of what was never seen."""
+
+LOG1P = np.log1p(np.arange(1 << 12)).astype(np.float32)
+"""Logarithms of what is mostly a small number."""
 
 HITS = len(CLASSES)
 """In `Recent.averages`: how often the newest continuation of each class was right; then the next two."""
@@ -61,6 +64,8 @@ class Recent(NamedTuple):
 
     averages: NDArray[np.float64]
     """[HITS + 2] running averages, from 0 to 1."""
+    seen: NDArray[np.int64]
+    """[HITS + 2] how many values each has had."""
     start: NDArray[np.int64]
     """[2] the history's length at the start of the conversation; tokens of the answer so far."""
     last: Floats
@@ -96,7 +101,7 @@ class Evidence(NamedTuple):
 
 
 def new_recent() -> Recent:
-    recent = Recent(np.zeros(HITS + 2), np.zeros(2, np.int64), np.zeros(2, np.float32))
+    recent = Recent(np.zeros(HITS + 2), np.zeros(HITS + 2, np.int64), np.zeros(2, np.int64), np.zeros(2, np.float32))
     begin(recent, 0)
     return recent
 
@@ -122,8 +127,14 @@ def new_evidence() -> Evidence:
 def begin(recent: Recent, start: int) -> None:
     """A new conversation, whose text starts at position `start` of the history."""
     recent.averages[:] = 0.5
+    recent.seen[:] = 0
     recent.start[:] = start, 0
     recent.last[:] = 0
+
+
+@njit(cache=True)
+def _log1p(n):  # type: ignore[no-untyped-def]
+    return LOG1P[n] if n < LOG1P.shape[0] else np.float32(np.log(n + 1.0))
 
 
 @njit(cache=True)
@@ -203,8 +214,7 @@ def gather(history, cues, recent, evidence, depth):  # type: ignore[no-untyped-d
     for c in range(size):
         longest = max(longest, evidence.longest[c])
     _describe_node(history, cues, recent, evidence, depth, size, longest)
-    for c in range(size):
-        _describe_token(history, cues, recent, evidence, c, longest)
+    _describe_tokens(history, cues, recent, evidence, size, longest)
     return size
 
 
@@ -214,68 +224,78 @@ def _describe_node(history, cues, recent, evidence, depth, size, longest):  # ty
     now = history.length[0]
     for j in range(len(CLASSES)):
         total = evidence.totals[j]
-        out[f] = np.log1p(total) if total > 0 else -1.0
+        out[f] = _log1p(total) if total > 0 else -1.0
         out[HITS_AT + j] = recent.averages[j] if total > 0 else 0.5
         f += 1
     for kind in range(len(KEYS)):
         slot = evidence.slots[0, kind]
         out[f] = 1.0 if slot >= 0 else 0.0
-        out[f + len(KEYS)] = np.log1p(float(now - cues.stamps[slot]) if slot >= 0 else FAR)
+        out[f + len(KEYS)] = _log1p(now - cues.stamps[slot] if slot >= 0 else FAR)
         f += 1
     f += len(KEYS)
-    out[f], out[f + 1], out[f + 2] = np.log1p(longest), depth, np.log1p(size)
-    out[f + 3], out[f + 4], out[f + 5] = recent.last[0], recent.last[1], np.log1p(recent.start[1])
+    out[f], out[f + 1], out[f + 2] = _log1p(longest), _log1p(depth), _log1p(size)
+    out[f + 3], out[f + 4], out[f + 5] = recent.last[0], recent.last[1], _log1p(recent.start[1])
     f += 6 + len(CLASSES)
     out[f], out[f + 1] = recent.averages[COVERED], recent.averages[CONFIDENCE]
 
 
 @njit(cache=True)
-def _describe_token(history, cues, recent, evidence, c, longest):  # type: ignore[no-untyped-def]
-    out, f = evidence.features[c], 0
+def _describe_tokens(history, cues, recent, evidence, size, longest):  # type: ignore[no-untyped-def]
     now, start = history.length[0], recent.start[0]
-    for j in range(len(CLASSES)):
-        count = evidence.counts[c, j]
-        out[f] = np.log1p(count)
-        out[f + 1] = 1.0 if evidence.newest[1, j] == c else 0.0
-        out[f + 2] = 1.0 if count > 0 and count == evidence.totals[j] else 0.0
-        f += 3
-    agree, sharpest = 0.0, 0.0
-    for kind in range(len(KEYS)):
-        slot, log_prob = evidence.slots[0, kind], evidence.cues[c, kind]
-        out[f] = 0.0 if slot < 0 else log_prob if log_prob < 0 else FLOOR
-        out[f + 1] = 1.0 if slot >= 0 and log_prob == 0 else 0.0
-        f += 2
-        if slot >= 0 and kind < UNSKIPPED:
-            sharpest = 1.0 if cues.tokens[slot, 0] == evidence.tokens[c] else 0.0
-            agree += sharpest
-    log_prob = evidence.cues[c, len(KEYS)]
-    out[f], out[f + 1] = (log_prob, 1.0) if log_prob < 0 else (FLOOR, 0.0)
-    length = evidence.longest[c]
-    out[f + 2], out[f + 3] = np.log1p(length), np.log1p(length) - np.log1p(longest)
-    out[f + 4] = 1.0 if length == longest else 0.0
-    position = evidence.positions[c]
-    out[f + 5] = np.log1p(float(now - position) if length > 0 else FAR)
-    out[f + 6] = 1.0 if length > 0 and position >= start else 0.0
-    age = _age(history, evidence.tokens[c])
-    out[f + 7] = np.log1p(float(age) if age > 0 else FAR)
-    out[f + 8] = 1.0 if age == 0 else 0.0
-    out[f + 9] = 1.0 if 0 < age <= now - start else 0.0
-    out[f + 10], out[f + 11] = agree, sharpest
+    features, counts, totals = evidence.features, evidence.counts, evidence.totals
+    for c in range(size):
+        token, f = evidence.tokens[c], 0
+        for j in range(len(CLASSES)):
+            count = counts[c, j]
+            features[c, f] = LOG1P[count]
+            features[c, f + 1] = 1.0 if evidence.newest[1, j] == c else 0.0
+            features[c, f + 2] = 1.0 if count > 0 and count == totals[j] else 0.0
+            f += 3
+        agree, sharpest = 0.0, 0.0
+        for kind in range(len(KEYS)):
+            slot, log_prob = evidence.slots[0, kind], evidence.cues[c, kind]
+            features[c, f] = 0.0 if slot < 0 else log_prob if log_prob < 0 else FLOOR
+            features[c, f + 1] = 1.0 if slot >= 0 and log_prob == 0 else 0.0
+            f += 2
+            if slot >= 0 and kind < UNSKIPPED:
+                sharpest = 1.0 if cues.tokens[slot, 0] == token else 0.0
+                agree += sharpest
+        log_prob = evidence.cues[c, len(KEYS)]
+        features[c, f] = log_prob if log_prob < 0 else FLOOR
+        features[c, f + 1] = 1.0 if log_prob < 0 else 0.0
+        length, position = evidence.longest[c], evidence.positions[c]
+        features[c, f + 2] = LOG1P[length]
+        features[c, f + 3] = LOG1P[length] - LOG1P[longest]
+        features[c, f + 4] = 1.0 if length == longest else 0.0
+        features[c, f + 5] = _log1p(now - position if length > 0 else FAR)
+        features[c, f + 6] = 1.0 if length > 0 and position >= start else 0.0
+        age = _age(history, token)
+        features[c, f + 7] = _log1p(age if age > 0 else FAR)
+        features[c, f + 8] = 1.0 if age == 0 else 0.0
+        features[c, f + 9] = 1.0 if 0 < age <= now - start else 0.0
+        features[c, f + 10], features[c, f + 11] = agree, sharpest
+
+
+@njit(cache=True)
+def _average(recent, i, value):  # type: ignore[no-untyped-def]
+    """Take a value in. The first ones weigh more: the half that an average starts from is worth two of them."""
+    recent.averages[i] += max(MEMORY, 1.0 / (recent.seen[i] + 3)) * (value - recent.averages[i])
+    recent.seen[i] += 1
 
 
 @njit(cache=True)
 def judge(recent, evidence, size, token, likeliest):  # type: ignore[no-untyped-def]
     """Note how the evidence fared: `token` came, and the model gave its favourite the probability `likeliest`."""
-    averages, covered = recent.averages, 0.0
+    covered = 0.0
     for c in range(size):
         if evidence.tokens[c] == token:
             covered = 1.0
     for j in range(len(CLASSES)):
         newest = evidence.newest[1, j]
         if newest >= 0:
-            averages[j] += MEMORY * ((1.0 if evidence.tokens[newest] == token else 0.0) - averages[j])
-    averages[COVERED] += MEMORY * (covered - averages[COVERED])
-    averages[CONFIDENCE] += MEMORY * (likeliest - averages[CONFIDENCE])
+            _average(recent, j, 1.0 if evidence.tokens[newest] == token else 0.0)
+    _average(recent, COVERED, covered)
+    _average(recent, CONFIDENCE, likeliest)
     recent.start[1] += 1
 
 

@@ -28,6 +28,10 @@ UNMATCHED = 2
 """A match of fewer tokens is no anchor: what speaks for such a node are the cues."""
 
 
+CHILDREN = -1
+"""In the place of a token: the children of a node of the tree, not looked at yet. None is likelier than the node."""
+
+
 class Pool(NamedTuple):
     """Candidate nodes of one tree, as a heap: the likeliest first."""
 
@@ -37,18 +41,14 @@ class Pool(NamedTuple):
     tokens: Int32s
     parents: Int32s
     sources: Int32s
-    reached: NDArray[np.float32]
-    """[nodes] p of the tree's nodes."""
     size: Int32s
     """[2] in the heap, in the pool."""
 
 
 def new_pool(nodes: int) -> Pool:
-    room = nodes * CANDIDATES
+    room = nodes * (CANDIDATES + 1) + 1
     heap, tokens, parents, sources = np.zeros((4, room), np.int32)
-    return Pool(
-        heap, np.zeros(room, np.float32), tokens, parents, sources, np.zeros(nodes, np.float32), np.zeros(2, np.int32)
-    )
+    return Pool(heap, np.zeros(room, np.float32), tokens, parents, sources, np.zeros(2, np.int32))
 
 
 @njit(cache=True)
@@ -108,47 +108,60 @@ def _can_still_pay(p, gained, nodes, best, cost, most):  # type: ignore[no-untyp
 
 
 @njit(cache=True)
-def grow(memory, text, banned, sources, cost, margin, tree, pool):  # type: ignore[no-untyped-def]
+def grow(memory, text, banned, sources, cost, fade, caution, tree, pool):  # type: ignore[no-untyped-def]
     """Grow `tree` (started, a lone root) to the size that promises the most tokens per unit of time.
 
-    memory: (history, cues, recent, evidence, net). cost [nodes + 1]: T(n) / T(1). A tree of n nodes promises
-    (1 + sum of its nodes' probabilities) / cost[n] tokens in the time of one plain forward; a lone root 1. A node's
-    probability is the product along its path. Drafting must promise `margin` times plain decoding. Returns the
-    promise. `sources`: the two values that mark a node that continues a match, and one that only cues propose.
+    memory: (history, cues, recent, evidence, net). cost [nodes + 1]: T(n) / T(1). sources: the values that mark a
+    node that continues a match, and one that only cues propose. Returns the promise.
 
-    Worked example: two candidates of 0.6 and 0.5 below the root. With cost 1, 1.5, 1.6 the promises are 1, 1.07
-    and 1.31: both are drafted. With 1, 1.7, 2.2 they are 1, 0.94 and 0.95: none is.
+    A tree of n nodes promises (1 + sum of its nodes' probabilities) tokens in cost[n] plain forwards. A node's
+    probability is the product along its path. The best of many estimates is likely one that errs upward, so each is
+    lowered by the factor `fade`; and the time at stake, cost[n] - 1, counts `caution` times more with the
+    probability that all of it is lost.
+
+    Worked example, fade 1 and caution 0: two candidates of 0.5 and 0.4 below the root. With cost 1, 1.4, 1.5 the
+    promises are 1, 1.07 and 1.27: both are drafted. With 1, 1.6, 2 they are 1, 0.94 and 0.95: none is. With
+    caution 1 the first case still promises 1.9 / (1.5 + 0.1 x 0.5) = 1.23.
     """
-    history, cues, recent, evidence, net = memory
-    pool.size[:] = 0
     most = min(tree.limit[0], cost.shape[0] - 1)
-    node, reached, gained = np.int32(0), np.float32(1), 1.0
-    best, best_size = margin, 1
-    while True:
-        if tree.depths[node] < tree.limit[2]:
-            set_context(evidence.context, text, tree.tokens, tree.parents, node)
-            size = _gather(history, cues, recent, evidence, tree.depths[node])
-            _estimate(net, evidence, size)
-            for c in range(size):
-                p, token = reached * net.p[c], evidence.tokens[c]
-                if p >= LEAST and not banned[token]:
-                    source = sources[0] if evidence.longest[c] >= UNMATCHED else sources[1]
-                    _push(pool, p, token, node, source)
-        added = np.int32(-1)
-        while pool.size[0] > 0 and added < 0:
-            if not _can_still_pay(pool.p[pool.heap[0]], gained, tree.size[0], best, cost, most):
-                break
-            candidate = _pop(pool)
-            added = _add(tree, pool.parents[candidate], pool.tokens[candidate], pool.sources[candidate])
-        if added < 0:
-            break
-        node, reached = added, pool.p[candidate]
-        gained += reached
-        promise = gained / cost[tree.size[0]]
+    gained, lost = 1.0, 1.0
+    best, best_size = 1.0, 1
+    pool.size[:] = 0
+    _push(pool, np.float32(1), CHILDREN, 0, sources[0])
+    while pool.size[0] > 0 and _can_still_pay(pool.p[pool.heap[0]], gained, tree.size[0], best, cost, most):
+        candidate = _pop(pool)
+        p, parent = pool.p[candidate], pool.parents[candidate]
+        if pool.tokens[candidate] == CHILDREN:
+            _push_children(memory, text, banned, sources, fade, tree, pool, parent, p)
+            continue
+        node = _add(tree, parent, pool.tokens[candidate], pool.sources[candidate])
+        if node < 0:
+            continue
+        _push(pool, p, CHILDREN, node, sources[0])
+        gained += p
+        if parent == 0:
+            lost -= p
+        time = cost[tree.size[0]]
+        promise = gained / (time + caution * lost * (time - 1.0))
         if promise > best:
             best, best_size = promise, tree.size[0]
     tree.size[0] = best_size
-    return best if best_size > 1 else 1.0
+    return best
+
+
+@njit(cache=True)
+def _push_children(memory, text, banned, sources, fade, tree, pool, node, reached):  # type: ignore[no-untyped-def]
+    """What may follow a node, which itself is reached with this probability."""
+    history, cues, recent, evidence, net = memory
+    if tree.depths[node] >= tree.limit[2]:
+        return
+    set_context(evidence.context, text, tree.tokens, tree.parents, node)
+    size = _gather(history, cues, recent, evidence, tree.depths[node])
+    _estimate(net, evidence, size)
+    for c in range(size):
+        p, token = reached * net.p[c] * fade, evidence.tokens[c]
+        if p >= LEAST and not banned[token]:
+            _push(pool, p, token, node, sources[0] if evidence.longest[c] >= UNMATCHED else sources[1])
 
 
 @njit(cache=True)
@@ -186,7 +199,7 @@ def warm_up() -> None:
     tree, text = layout.new_scratch(4), np.array([1, 2, 1, 2], np.int32)
     layout.start(tree, 2, 4, 4, 4)
     sources = np.array([0, 1], np.int32)
-    grow(memory, text, np.zeros(4, np.bool_), sources, np.ones(5), 1.0, tree, new_pool(4))
+    grow(memory, text, np.zeros(4, np.bool_), sources, np.ones(5), np.float32(1), np.float32(0), tree, new_pool(4))
     absorb(memory, text, 2, np.ones(2, np.float32), np.float32(0), np.float32(0))
     ids, log_probs = np.zeros((2, 2), np.int32), np.zeros((2, 2), np.float32)
     put_rows(memory, text, text[:2], text[:2], np.arange(2), ids, log_probs)

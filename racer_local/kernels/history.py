@@ -18,15 +18,15 @@ Int32s = NDArray[np.int32]
 NONE = -1
 BREAK = -1
 """In the place of a token: no match crosses it."""
-ORDERS = (1, 2, 3, 4, 6, 9)
+ORDERS = (1, 2, 3, 6)
 """Suffix lengths that are looked up."""
 LONGEST = 20
 """Tokens up to which a match is measured."""
 CONTEXT = 32
 """Tokens of a context array: a power of two, at least LONGEST."""
-PER_ORDER = 16
+PER_ORDER = 8
 """Occurrences taken of each suffix length, most recent first."""
-WALK = 48
+WALK = 16
 """Links followed for them: a hash bucket may hold other n-grams too."""
 MOST = PER_ORDER * len(ORDERS)
 
@@ -130,9 +130,11 @@ def is_kept(history, position):  # type: ignore[no-untyped-def]
 @njit(cache=True)
 def _match_length(history, position, context):  # type: ignore[no-untyped-def]
     """How many tokens the text up to and with `position` shares with the end of the context, up to LONGEST."""
-    mask, length = history.tokens.shape[0] - 1, 0
-    while length < LONGEST and is_kept(history, position - length):
-        token = history.tokens[(position - length) & mask]
+    mask, tokens = history.tokens.shape[0] - 1, history.tokens
+    oldest = max(0, history.length[0] - tokens.shape[0])
+    most, length = min(LONGEST, position - oldest + 1), 0
+    while length < most:
+        token = tokens[(position - length) & mask]
         if token < 0 or token != context[CONTEXT - 1 - length]:
             break
         length += 1
