@@ -98,7 +98,6 @@ class GenerationStats:
             "prefill_seconds": round(self.prefill_seconds, 6),
             "decode_seconds": round(self.decode_seconds, 6),
             "draft_seconds": round(self.draft_seconds, 6),
-            "verify_seconds": round(self.verify_seconds, 6),
             "tokens_per_second": round(self.tokens_per_second, 3),
         }
 

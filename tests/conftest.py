@@ -3,6 +3,19 @@ from __future__ import annotations
 import pytest
 from tiny_gguf import write_tiny_gguf
 
+from racer_local.config import cache_home
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_home(tmp_path_factory):
+    """Measurements of these tests stay out of the user's folder; models are shared with it."""
+    real, home = cache_home(), tmp_path_factory.mktemp("home")
+    (real / "models").mkdir(parents=True, exist_ok=True)
+    (home / "models").symlink_to(real / "models")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RACER_LOCAL_HOME", str(home))
+        yield
+
 
 @pytest.fixture(scope="session")
 def tiny_path(tmp_path_factory):

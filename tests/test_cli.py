@@ -304,11 +304,11 @@ def test_bench_draft_ends_with_json(capsys):
 def test_bench_ids_counts_the_answers_that_are_equal(capsys, tiny_path, tmp_path):
     data = tmp_path / "prompts.jsonl"
     data.write_text('{"turns": ["hello hello hello", "x"]}\n{"prompt": "one two one two"}\n')
-    args = ["--data", str(data), "--drafts", "racer,paper", "--max-tokens", "30", "--flash-attn", "on"]
+    args = ["--data", str(data), "--drafts", "lookup,paper", "--max-tokens", "30", "--flash-attn", "on"]
     code, out, _ = run(capsys, "bench", "ids", "-m", str(tiny_path), *FAST, *args, "--kv-type", "bf16")
     assert code == 0
     result = json.loads(out.splitlines()[-1])
-    assert set(result) == {"racer", "paper"}
+    assert set(result) == {"lookup", "paper"}
     for sums in result.values():
         assert (sums["equal"], sums["of"], sums["largest_gap"]) == (2, 2, None)
         assert sums["mean_accepted_tokens"] > 1

@@ -4,11 +4,14 @@ import numpy as np
 import pytest
 
 from racer_local.config import DRAFTERS, DraftConfig
+from racer_local.cost import VerifyCost
 from racer_local.draft import TopK, make_drafter
 from racer_local.draft.sources import Text
 from racer_local.errors import ConfigError
 from racer_local.tree import DraftTree, Limit
 
+FREE = VerifyCost.parse("1:1")
+"""With this curve every node pays."""
 WIDE = Limit(nodes=256, leaves=255, depth=100)
 
 
@@ -49,7 +52,7 @@ def test_retrieval_comes_first_and_the_logits_tree_fills_what_is_left():
 
 @pytest.mark.parametrize("draft", [d for d in DRAFTERS if d != "none"])
 def test_end_tokens_are_never_drafted(draft):
-    drafter = make_drafter(DraftConfig(draft=draft), 50, {3})
+    drafter = make_drafter(DraftConfig(draft=draft), 50, {3}, FREE)
     drafter.begin([1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2])
     if drafter.breadth:
         drafter.observe(DraftTree.chain([1, 2, 4]), top([2, 3], [3, 4], [5, 3]))
@@ -60,7 +63,7 @@ def test_end_tokens_are_never_drafted(draft):
 @pytest.mark.parametrize("limit", [Limit(1, 1, 0), Limit(64, 1, 9), Limit(5, 64, 2), Limit(64, 64, 0)])
 def test_a_draft_keeps_to_its_limit(draft, limit):
     rng = np.random.default_rng(0)
-    drafter = make_drafter(DraftConfig(draft=draft), 6)
+    drafter = make_drafter(DraftConfig(draft=draft), 6, (), FREE)
     text = rng.integers(6, size=500).astype(np.int32)
     drafter.begin(text)
     if drafter.breadth:
@@ -74,7 +77,7 @@ def test_a_draft_keeps_to_its_limit(draft, limit):
 
 @pytest.mark.parametrize("draft", [d for d in DRAFTERS if d != "none"])
 def test_a_drafter_that_has_seen_nothing_drafts_nothing(draft):
-    drafter = make_drafter(DraftConfig(draft=draft), 50)
+    drafter = make_drafter(DraftConfig(draft=draft), 50, (), FREE)
     drafter.begin([4])
     assert drafter.draft(4, WIDE).tokens.tolist() == [4]
 

@@ -5,6 +5,7 @@ import pytest
 from scripted import RandomDrafter, ScriptedTarget
 
 from racer_local.config import DraftConfig
+from racer_local.cost import VerifyCost
 from racer_local.draft import make_drafter
 from racer_local.engine import generate
 from racer_local.errors import ConfigError, ContextFullError
@@ -64,7 +65,7 @@ def test_random_trees_never_change_the_text(make_sampler):
 def test_no_drafter_changes_the_text(draft):
     target = ScriptedTarget(n_vocab=5, logits=lambda prefix, n: np.eye(n, dtype=np.float32)[sum(prefix[-2:]) % n])
     stats = GenerationStats()
-    drafter = make_drafter(DraftConfig(draft=draft), 5)
+    drafter = make_drafter(DraftConfig(draft=draft), 5, (), VerifyCost.parse("unified"))
     text = run(target, drafter, Greedy(), [1, 2, 3, 4], 100, stats=stats)
     plain = run(ScriptedTarget(n_vocab=5, logits=target.logits), none(), Greedy(), [1, 2, 3, 4], 100)
     assert text == plain

@@ -11,6 +11,7 @@ from scripted import RandomDrafter, random_tree
 from tiny_gguf import write_tiny_gguf
 
 from racer_local.config import ContextConfig, DraftConfig
+from racer_local.cost import VerifyCost
 from racer_local.draft import make_drafter
 from racer_local.engine import generate
 from racer_local.errors import ConfigError, ContextFullError, DecodeError, ModelError
@@ -128,7 +129,7 @@ def test_random_trees_give_plain_text_on_a_real_context(tiny, flash_attn, kv_typ
 @pytest.mark.parametrize("draft", ["lookup", "logits", "retrieval", "paper", "racer"])
 def test_each_drafter_gives_the_plain_token_ids_with_flash_attention_and_bf16(tiny, draft):
     def answer(config):
-        drafter = make_drafter(config, tiny.n_vocab, tiny.end_tokens)
+        drafter = make_drafter(config, tiny.n_vocab, tiny.end_tokens, VerifyCost.parse("unified"))
         stats = GenerationStats()
         with LlamaTarget(tiny, EXACT, config.nodes) as target:
             return [

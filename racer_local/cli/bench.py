@@ -193,7 +193,8 @@ def run_draft(args: argparse.Namespace) -> int:
     for result in results:
         phases = (f"{phase} {ms['median']:.3f} ({ms['p99']:.3f})" for phase, ms in result["milliseconds"].items())
         print(f"{result['history']:9} tokens: " + ", ".join(phases) + " ms, median (99%)")
-    print(json.dumps(results))
+    by_history = {result["history"]: result["milliseconds"] for result in results}
+    print(json.dumps({**results[-1], "by_history": by_history}))
     return 0
 
 
