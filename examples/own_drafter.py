@@ -13,6 +13,7 @@ class RepeatsEightBack:
     """Drafts the chain of tokens that stood eight places back."""
 
     breadth = 0  # it learns nothing from logits
+    prompt_rows = 0
 
     def begin(self, prompt):
         self.text = [int(token) for token in prompt]

@@ -129,4 +129,5 @@ def _prefill(
     with stats.timing("prefill_seconds"):
         sampler.begin(prompt)
         drafter.begin(prompt)
-        stats.cached_tokens = target.prefill(prompt[:-1], learn if learns else None, cancelled)
+        on_rows = learn if learns else None
+        stats.cached_tokens = target.prefill(prompt[:-1], on_rows, cancelled, drafter.prompt_rows)

@@ -32,11 +32,17 @@ class Target(Protocol):
     max_leaves: int
     """Leaves of the largest tree that `evaluate` takes; 1 for a memory that can't branch."""
 
-    def prefill(self, tokens: Tokens, on_rows: OnRows | None = None, cancelled: Callable[[], bool] = never) -> int:
+    def prefill(
+        self,
+        tokens: Tokens,
+        on_rows: OnRows | None = None,
+        cancelled: Callable[[], bool] = never,
+        last: int | None = None,
+    ) -> int:
         """Make the cache hold exactly `tokens`, in chunks; returns how many it already held.
 
-        `on_rows` sees each evaluated chunk and its logits. `cancelled` is asked before each chunk; when true
-        the cache holds what was evaluated so far.
+        `on_rows` sees each evaluated chunk and its logits; with `last` only the last so many tokens, since logits
+        have their price. `cancelled` is asked before each chunk; when true the cache holds what was evaluated so far.
         """
         ...
 

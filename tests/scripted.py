@@ -28,7 +28,7 @@ class ScriptedTarget:
         self.pending = None
         self.forwards = 0
 
-    def prefill(self, tokens, on_rows=None, cancelled=never):
+    def prefill(self, tokens, on_rows=None, cancelled=never, last=None):
         assert self.pending is None, "prefill while a tree is neither kept nor dropped"
         tokens = [int(t) for t in tokens]
         shared = 0
@@ -40,9 +40,10 @@ class ScriptedTarget:
                 break
             chunk = tokens[start : start + 5]
             self.cache += chunk
-            if on_rows is not None:
-                rows = [self.logits(self.cache[: start + i + 1], self.n_vocab) for i in range(len(chunk))]
-                on_rows(chunk, np.array(rows))
+            seen = 0 if last is None else max(0, len(tokens) - last - start)
+            if on_rows is not None and seen < len(chunk):
+                rows = [self.logits(self.cache[: start + i + 1], self.n_vocab) for i in range(seen, len(chunk))]
+                on_rows(chunk[seen:], np.array(rows))
         return shared
 
     def evaluate(self, tree):
@@ -102,6 +103,8 @@ def random_tree(rng, n_vocab, root, nodes, leaves, depth, banned=()):
 
 class RandomDrafter:
     """Random trees; `oracle`, if given, puts the target's own next token in now and then."""
+
+    prompt_rows = None
 
     def __init__(self, seed, n_vocab, banned=(), breadth=0):
         self.rng = np.random.default_rng(seed)

@@ -22,7 +22,7 @@ from racer_local.tree import Limit
 DEPTHS = (0, 1, 2, 4, 8)
 """Contexts looked at behind each root: so far along the true path, which a tree would have drafted."""
 HIDDEN = 32
-EPOCHS = 8
+EPOCHS = 16
 BATCH = 512
 """Contexts of one gradient step."""
 RATE = 3e-3

@@ -34,7 +34,13 @@ class ListeningTarget:
         """[WIDTH] for each evaluated token."""
         self.probs: list[NDArray[np.float16]] = []
 
-    def prefill(self, tokens: Tokens, on_rows: OnRows | None = None, cancelled: Callable[[], bool] = never) -> int:
+    def prefill(
+        self,
+        tokens: Tokens,
+        on_rows: OnRows | None = None,
+        cancelled: Callable[[], bool] = never,
+        last: int | None = None,
+    ) -> int:
         return self._target.prefill(tokens, lambda _, rows: self._note(rows), cancelled)
 
     def evaluate(self, tree: DraftTree) -> Rows:

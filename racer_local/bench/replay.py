@@ -74,8 +74,10 @@ def rows_of(trace: Trace, span: slice) -> TopK:
 
 def prefill(drafter: Drafter, prompt: Int32s, rows: TopK) -> None:
     drafter.begin(prompt)
-    if drafter.breadth and len(prompt) > 1:
-        drafter.observe(DraftTree.chain(prompt[:-1]), first_rows(rows, 0, len(prompt) - 1, drafter.breadth))
+    end = len(prompt) - 1
+    start = 0 if drafter.prompt_rows is None else max(0, end - drafter.prompt_rows)
+    if drafter.breadth and start < end:
+        drafter.observe(DraftTree.chain(prompt[start:end]), first_rows(rows, start, end, drafter.breadth))
 
 
 def first_rows(rows: TopK, start: int, end: int, k: int) -> TopK:

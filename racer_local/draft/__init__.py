@@ -44,6 +44,8 @@ class Drafter(Protocol):
 
     breadth: int
     """The k of the TopK that `observe` wants; 0 for a drafter that learns nothing from logits."""
+    prompt_rows: int | None
+    """Of how many prompt tokens, the last ones, `observe` wants the logits; None: of all."""
 
     def begin(self, prompt: Tokens) -> None:
         """A new prompt. What was learned from earlier ones is kept."""

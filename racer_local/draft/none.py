@@ -8,6 +8,7 @@ from racer_local.tree import DraftTree, Limit, NodeIds, Tokens
 
 class NoDrafter:
     breadth = 0
+    prompt_rows: int | None = 0
 
     def begin(self, prompt: Tokens) -> None: ...
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from racer_local.acceptance import LEARNING_RATE, PULL, load_prior
-from racer_local.config import DraftConfig
+from racer_local.config import PROMPT_ROWS, DraftConfig
 from racer_local.cost import VerifyCost
 from racer_local.draft import TopK
 from racer_local.draft.sources import Text
@@ -31,6 +31,9 @@ class RacerDrafter:
 
     What it learns (text, cues, how far to trust them) serves later prompts too, within a fixed amount of memory.
     """
+
+    prompt_rows: int | None = PROMPT_ROWS
+    """Those of a whole prompt bring 1% more speed, and cost 11% of the time to read it."""
 
     def __init__(
         self, config: DraftConfig, banned: NDArray[np.bool_], cost: VerifyCost, prior: Net | None = None

@@ -35,6 +35,8 @@ class DraftSource:
 class SourcesDrafter:
     """The trees of all sources merged under one root and one budget."""
 
+    prompt_rows: int | None = None
+
     def __init__(self, sources: Sequence[DraftSource], nodes: int) -> None:
         self.sources = sources
         self.breadth = max(source.breadth for source in sources)

@@ -69,7 +69,13 @@ class LlamaTarget:
         self._synced = [0] * self.max_leaves
         """Up to which position each sequence holds the text."""
 
-    def prefill(self, tokens: Tokens, on_rows: OnRows | None = None, cancelled: Callable[[], bool] = never) -> int:
+    def prefill(
+        self,
+        tokens: Tokens,
+        on_rows: OnRows | None = None,
+        cancelled: Callable[[], bool] = never,
+        last: int | None = None,
+    ) -> int:
         """See `Target.prefill`. Raises ContextFullError where the tokens do not fit."""
         self._must_not_be_pending()
         if len(tokens) >= self.n_ctx:
@@ -77,7 +83,9 @@ class LlamaTarget:
         wanted = [int(token) for token in tokens]
         self._cut(_shared_prefix(self.held, wanted))
         already = len(self.held)
-        self._append(wanted[already:], on_rows, cancelled)
+        silent = already if last is None or on_rows is None else max(already, len(wanted) - last)
+        self._append(wanted[already:silent], None, cancelled)
+        self._append(wanted[silent:], on_rows, cancelled)
         return already
 
     def evaluate(self, tree: DraftTree) -> Rows:
