@@ -21,21 +21,28 @@ from numpy.typing import NDArray
 
 from racer_local.config import COST_CURVES, MAX_NODES, cache_home
 from racer_local.errors import ConfigError
+from racer_local.kernels import drift
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 48, 64, 96, 128, 192, MAX_NODES)
 """Where T(n) is measured: kernels work in blocks of 4, 8 or 16 rows, so just behind a block counts too."""
 SMALL_MODEL_BUDGET, BUDGET = 1.0, 2.0
-"""Seconds that a probe may take, at most; the first for a model whose forward is short."""
+"""Seconds that a probe may take, at most (a model of which two forwards take longer is measured no further); the first
+for a model whose forward is short."""
 SMALL_MODEL = 0.02
 """Seconds of such a model's forward."""
 ROUNDS = 5
 """Most times that a size is measured; the fastest counts, since noise only slows."""
-GAIN = 0.1
-"""Share of a step's surprise that corrects the curve."""
-SURPRISE = 0.5
-"""A step counts as at most this far off (log of seconds): one hiccup is no trend."""
-FORGETTING = 0.005
-"""With each plain step the corrections of larger trees fade by this share, so that they are tried again."""
+KNOTS = (1, 2, 4, 8, 16, 32, 64, MAX_NODES)
+"""Sizes whose drift from what was measured is followed; the others' lies between."""
+DRIFT, PACE = 0.5, 0.04
+"""How much slower or faster (log of seconds) than measured the whole machine may be, and become with each step."""
+BEND, MEMORY = 0.2, 0.01
+"""How far (log) a size may be off by itself, and the share of that which each step forgets."""
+PLAIN_STEPS = 4
+"""Every so many plain steps one is looked at: there are many, and looking has its price."""
+NOISE, SURPRISE = 0.2, 0.3
+"""Spread (log) of a step's time, and the most that one step counts: a hiccup is no trend."""
+DEAREST = 1e9
 FORMAT = 1
 
 
@@ -52,41 +59,42 @@ class VerifyCost:
         """`sizes` rise from 1. `fixed`: steps do not correct the curve."""
         if len(sizes) != len(seconds) or not sizes or sizes[0] != 1 or any(np.diff(sizes) < 1):
             raise ConfigError(f"a cost curve needs points n:T(n) with rising n from 1 on, not {list(sizes)}")
-        if not all(math.isfinite(t) and t > 0 for t in seconds):
+        if not all(0 < t <= DEAREST for t in seconds):
             raise ConfigError(f"each T(n) of a cost curve must be a positive number, not {list(seconds)}")
-        self.sizes, self.seconds, self.fixed = list(map(int, sizes)), list(map(float, seconds)), fixed
+        self.sizes, self.seconds, self.fixed = list(sizes), list(map(float, seconds)), fixed
         points = np.maximum.accumulate(self.seconds)  # a larger tree can't cost less: that is noise
-        self._measured = np.log(_interpolate(self.sizes, points))
-        self._knots = np.array(SIZES)
-        self._corrections = np.zeros(len(SIZES))
-        self._slower = 0.0
-        self._refresh()
+        measured = np.log(_interpolate(self.sizes, points))
+        # What the machine does now, against what was measured: one number for all sizes, and one for each of KNOTS
+        # but the first, which is what the others are compared with.
+        n, knots = np.arange(MAX_NODES + 1), np.array(KNOTS)
+        share = np.ascontiguousarray(np.array([np.interp(n, knots, row) for row in np.eye(len(KNOTS))]).T)
+        share[:, 0] = 1
+        bends = np.zeros((len(KNOTS), len(KNOTS)))
+        bends[1:, 1:] = BEND**2 * np.exp(-np.abs(np.log2(knots[1:, None] / knots[None, 1:])))
+        spread = bends.copy()
+        spread[0, 0] = DRIFT**2
+        state, reach = np.zeros((2, len(KNOTS)))
+        self._drift = drift.Drift(measured, share, bends, state, spread, reach, np.ones(MAX_NODES + 1))
+        drift.refresh(self._drift)
+        self._plain_steps = 0
 
-    def _refresh(self) -> None:
-        n = np.arange(MAX_NODES + 1)
-        curve = np.exp(self._measured + np.interp(n, self._knots, self._corrections))
-        self.relative: NDArray[np.float64] = np.maximum.accumulate(curve / curve[1])
+    @property
+    def relative(self) -> NDArray[np.float64]:
         """[MAX_NODES + 1] T(n) / T(1), as it is now; relative[0] says nothing."""
+        return self._drift.relative
 
     def correct(self, n: int, seconds: float) -> None:
         """A step with a tree of n nodes took so long.
 
-        What slows all sizes alike changes no decision; what slows large trees more than small ones does. A plain
-        step tells of the first alone; a larger one of both, and of sizes near its own.
+        A Kalman filter. What slows the whole machine is likely and may change fast, but changes no decision; that
+        one size, and those near it, got dearer by themselves is less likely, and is forgotten in some hundred steps, so
+        that a size which was dear for a while is tried again.
         """
-        if self.fixed or seconds <= 0:
+        if self.fixed or not (1 <= n <= MAX_NODES and 0 < seconds < math.inf):
             return
-        expected = self._measured[n] + self._slower + np.interp(n, self._knots, self._corrections)
-        surprise = GAIN * min(SURPRISE, max(-SURPRISE, math.log(seconds) - expected))
-        if n == 1:
-            self._slower += surprise
-            self._corrections *= 1 - FORGETTING
-        else:
-            self._slower += surprise / 2
-            nearness = np.exp(-np.abs(np.log2(self._knots / n)))
-            nearness[0] = 0  # T(1) is the measure
-            self._corrections += surprise / 2 * nearness
-        self._refresh()
+        self._plain_steps += n == 1
+        if n > 1 or self._plain_steps % PLAIN_STEPS == 0:
+            drift.correct(self._drift, n, math.log(seconds), PACE, MEMORY, NOISE, SURPRISE)
 
     @classmethod
     def parse(cls, points: str) -> VerifyCost:
@@ -94,11 +102,13 @@ class VerifyCost:
         try:
             pairs = [point.split(":") for point in COST_CURVES.get(points, points).replace(",", " ").split()]
             sizes, seconds = [int(n) for n, _ in pairs], [float(t) for _, t in pairs]
-        except ValueError as error:
+            return cls(sizes, seconds, fixed=True)
+        except ConfigError:
+            raise
+        except (ValueError, OverflowError) as error:
             raise ConfigError(
                 f"the cost curve {points!r} must be one of {', '.join(COST_CURVES)}, or points like '1:1 2:1.5 8:3'"
             ) from error
-        return cls(sizes, seconds, fixed=True)
 
 
 def _interpolate(sizes: Sequence[int], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -151,8 +161,10 @@ def recall(facts: Mapping[str, Any], folder: Path | None = None) -> VerifyCost |
         data = json.loads(_path(facts, folder).read_text(encoding="utf-8"))
         if data["format"] != FORMAT or data["facts"] != json.loads(json.dumps(facts)):
             return None
+        if not all(type(n) is int for n in data["sizes"]):
+            return None
         return VerifyCost(data["sizes"], data["seconds"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
 
 
@@ -163,8 +175,12 @@ def remember(facts: Mapping[str, Any], cost: VerifyCost, folder: Path | None = N
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as file:
-            json.dump(data, file)
-        os.replace(file.name, path)
+            try:
+                json.dump(data, file)
+                file.close()
+                os.replace(file.name, path)
+            finally:
+                Path(file.name).unlink(missing_ok=True)
     except OSError:
         return
 

@@ -165,14 +165,15 @@ def verify_cost(target: LlamaTarget, *, again: bool = False) -> VerifyCost:
     remembered = None if again else recall(facts)
     if remembered is not None:
         return remembered
-    tokens = np.arange(target.max_nodes, dtype=np.int32) % target.n_vocab
+    most = min(target.max_nodes, target.n_ctx)
+    tokens = np.arange(most, dtype=np.int32) % target.n_vocab
 
     def evaluate(n: int) -> None:
         target.evaluate(DraftTree.chain(tokens[:n]))
         target.commit([])
 
     target.clear()
-    measured = probe(evaluate, target.max_nodes)
+    measured = probe(evaluate, most)
     remember(facts, measured)
     return measured
 

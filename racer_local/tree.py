@@ -86,6 +86,11 @@ class DraftTree:
         places = np.arange(-1, n, dtype=np.int32)
         return cls(np.asarray(tokens, np.int32), places[:-1], places[1:], sources)
 
+    @classmethod
+    def lone(cls, root: int) -> DraftTree:
+        """Nothing drafted; a chain of one token, made often."""
+        return cls(np.array([root], np.int32), *_LONE)
+
     def __len__(self) -> int:
         return len(self.tokens)
 
@@ -110,6 +115,9 @@ class DraftTree:
         for node in range(n - 1, 0, -1):
             end[parents[node]] = max(end[parents[node]], end[node])
         return np.array(first, np.int32), np.array(end, np.int32)
+
+
+_LONE = tuple(np.array([value], np.int32) for value in (-1, 0, Source.ROOT))
 
 
 def _check_depth_first(parents: list[int], depths: list[int]) -> None:

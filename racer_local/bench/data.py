@@ -44,7 +44,8 @@ def read_prompts(path: Path, limit: int) -> list[str]:
 
 def _read_file(path: Path) -> list[Question]:
     try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        text = path.read_text(encoding="utf-8-sig")
+        lines = [json.loads(line) for line in text.split("\n") if line.strip()]
         several = len({line.get("category") for line in lines}) > 1
         return [Question(_category(line, path) if several else path.stem, _turns(line)) for line in lines]
     except OSError as error:
@@ -62,12 +63,12 @@ def _category(line: dict[str, Any], path: Path) -> str:
 
 def _turns(line: dict[str, Any]) -> list[str]:
     turns = line["turns"] if "turns" in line else [line["prompt"]]
-    if not turns or not all(isinstance(turn, str) for turn in turns):
-        raise TypeError("turns must be texts")
-    return list(turns)
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
+        raise TypeError("turns must be a list of texts")
+    return turns
 
 
 def _spread(questions: list[Question], limit: int | None) -> list[Question]:
-    if limit is None:
+    if limit is None or limit >= len(questions):
         return questions
-    return questions[:: max(1, len(questions) // limit)][:limit]
+    return [questions[i * len(questions) // limit] for i in range(limit)]

@@ -14,6 +14,7 @@ from racer_local.bench.trace import Trace
 from racer_local.config import DraftConfig
 from racer_local.cost import VerifyCost
 from racer_local.draft.racer import RacerDrafter
+from racer_local.errors import ConfigError
 from racer_local.kernels import evidence, growth
 from racer_local.kernels.acceptance import Net, new_net
 from racer_local.kernels.evidence import NODE_FEATURES, TOKEN_FEATURES
@@ -59,7 +60,9 @@ class Examples:
 def collect(trace: Trace, *, keep: bool) -> Examples:
     """What a drafter that walks the recorded answers knows at each token.
 
-    keep: its memory lasts from one conversation to the next, else each one starts with an empty memory.
+    keep: its memory lasts from one answer to the next, else each one starts with an empty memory.
+
+    Raises ConfigError where there is nothing to learn from.
     """
     banned = np.zeros(trace.n_vocab, np.bool_)
     drafter = RacerDrafter(DraftConfig(), banned, VerifyCost.parse("1:1"), empty_net())
@@ -75,6 +78,8 @@ def collect(trace: Trace, *, keep: bool) -> Examples:
             tree = drafter.draft(int(tokens[at - 1]), Limit(1, 1, 0))
             drafter.observe(tree, first_rows(rows, at - 1, at, drafter.breadth))
             drafter.accept([0], int(tokens[at]))
+    if not parts:
+        raise ConfigError("the trace has nothing to learn from: no answer, or no token with likeliest next tokens")
     return Examples.join(parts)
 
 
@@ -178,4 +183,5 @@ def _unscaled(weights: Weights, scales: Sequence[tuple[Floats, Floats]]) -> Net:
 
 def save(net: Net, path: Path) -> None:
     arrays = {name: getattr(net, name) for name in ("node_weights", "token_weights", "bias", "prior")}
-    np.savez_compressed(path, **arrays)
+    with path.open("wb") as file:  # given a name, numpy would add .npz to it
+        np.savez_compressed(file, **arrays)

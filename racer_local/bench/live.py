@@ -11,8 +11,8 @@ from typing import Any
 
 from racer_local.bench.data import Question
 from racer_local.config import ContextConfig, DraftConfig
-from racer_local.cost import SIZES, VerifyCost
-from racer_local.errors import ConfigError
+from racer_local.cost import SIZES
+from racer_local.errors import ConfigError, ContextFullError
 from racer_local.llama import Model
 from racer_local.session import Session
 from racer_local.stats import GenerationStats, speed_up
@@ -25,7 +25,7 @@ WARM_UP_PROMPT, WARM_UP_TOKENS = "Count from one to ten, twice.", 32
 def parse_draft(spec: str) -> DraftConfig:
     """A drafter by name, with NAME@N within N nodes."""
     name, at, nodes = spec.strip().partition("@")
-    if at and not nodes.isdigit():
+    if at and not (nodes.isascii() and nodes.isdecimal()):
         raise ConfigError(f"{spec!r} must be a drafter, or a drafter and its nodes like paper@16")
     return DraftConfig(draft=name, max_nodes=int(nodes) if at else None)
 
@@ -39,7 +39,10 @@ class Measured:
     differences: dict[str, dict[str, int]] = field(default_factory=dict)
     """Answers whose token ids are not plain decoding's."""
     answers: int = 0
-    cost: VerifyCost | None = None
+    skipped: int = 0
+    """Prompts that did not fit into the context."""
+    cost: dict[int, float] = field(default_factory=dict)
+    """T(n) / T(1) as it was at the start."""
 
     def add(self, category: str, stats: dict[str, GenerationStats], differs: dict[str, bool]) -> None:
         """One prompt, answered by all."""
@@ -84,11 +87,14 @@ def measure(
     Greedy. Every drafter has a context of its own and keeps what it learned. Who is first changes with every
     prompt. Later turns go on from plain decoding's answer, so that all get the same prompts.
     """
-    configs = {PLAIN: DraftConfig(draft=PLAIN)} | {spec: parse_draft(spec) for spec in drafts}
+    configs = {PLAIN: DraftConfig(draft=PLAIN)} | {spec: parse_draft(spec) for spec in map(str.strip, drafts)}
     measured = Measured(list(configs))
     with ExitStack() as stack:
         sessions = {spec: stack.enter_context(Session(model, context, draft)) for spec, draft in configs.items()}
-        measured.cost = next((session.cost for session in sessions.values() if session.cost), None)
+        for session in sessions.values():
+            if session.cost:
+                sizes = (n for n in SIZES if n <= session.target.max_nodes)
+                measured.cost |= {n: round(float(session.cost.relative[n]), 3) for n in sizes}
         for session in sessions.values():
             session.answer(WARM_UP_PROMPT, max_tokens=WARM_UP_TOKENS)
             session.forget()
@@ -99,7 +105,11 @@ def measure(
                 messages.append({"role": "user", "content": turn})
                 shift = measured.answers % len(sessions)
                 order = [*sessions][shift:] + [*sessions][:shift]
-                answers = {spec: sessions[spec].answer(messages, max_tokens=max_tokens) for spec in order}
+                try:
+                    answers = {spec: sessions[spec].answer(messages, max_tokens=max_tokens) for spec in order}
+                except ContextFullError:
+                    measured.skipped += 1
+                    break
                 plain = answers[PLAIN]
                 measured.add(
                     question.category,
@@ -112,7 +122,6 @@ def measure(
 
 def report(measured: Measured, model: Model, context: ContextConfig, max_tokens: int) -> dict[str, Any]:
     """All figures and what they were measured on, for JSON."""
-    cost = measured.cost
     return {
         "machine": {name: model.facts[name] for name in ("cpu", "build")},
         "model": {"name": model.path.name, "sha256": sha256(model.path)},
@@ -121,8 +130,9 @@ def report(measured: Measured, model: Model, context: ContextConfig, max_tokens:
             **{name: getattr(context, name) for name in ("n_ctx", "flash_attn", "kv_type")},
             "max_tokens": max_tokens,
         },
-        "cost": {str(n): round(float(cost.relative[n]), 3) for n in SIZES} if cost else None,
+        "cost": measured.cost,
         "answers": measured.answers,
+        "skipped": measured.skipped,
         "categories": {name: measured.as_dict(name) for name in measured.stats if name != TOTAL},
         TOTAL: measured.as_dict(TOTAL) if TOTAL in measured.stats else {},
     }

@@ -14,6 +14,7 @@ from racer_local.config import ContextConfig, SamplingConfig
 from racer_local.draft import TopK
 from racer_local.draft.none import NoDrafter
 from racer_local.engine import generate
+from racer_local.errors import ContextFullError
 from racer_local.llama import LlamaTarget, Model, make_sampler, render_chat
 from racer_local.target import OnRows, Rows, Target, never
 from racer_local.tree import DraftTree, Int32s, NodeIds, Tokens
@@ -71,10 +72,13 @@ class Conversation:
 def record(
     model: Model, questions: Sequence[Question], context: ContextConfig, max_tokens: int
 ) -> Iterator[list[Conversation]]:
-    """Greedy answers to each question, one after the other."""
+    """Greedy answers to each question, one after the other; none where a prompt does not fit into the context."""
     with LlamaTarget(model, context, max_nodes=2) as target:  # 2: prompts come in chunks of rows
         for question in questions:
-            yield _ask(target, model, question, max_tokens)
+            try:
+                yield _ask(target, model, question, max_tokens)
+            except ContextFullError:
+                yield []
 
 
 def _ask(target: Target, model: Model, question: Question, max_tokens: int) -> list[Conversation]:

@@ -81,7 +81,15 @@ def prefill(drafter: Drafter, prompt: Int32s, rows: TopK) -> None:
 
 
 def first_rows(rows: TopK, start: int, end: int, k: int) -> TopK:
-    return TopK(np.ascontiguousarray(rows.ids[start:end, :k]), np.ascontiguousarray(rows.logits[start:end, :k]))
+    """The rows of these tokens, k wide; what was not recorded is -1."""
+    top_k = unknown_rows(end - start, k)
+    known = min(k, rows.ids.shape[1])
+    top_k.ids[:, :known], top_k.logits[:, :known] = rows.ids[start:end, :known], rows.logits[start:end, :known]
+    return top_k
+
+
+def unknown_rows(n: int, k: int) -> TopK:
+    return TopK(np.full((n, k), -1, np.int32), np.full((n, k), -np.inf, np.float32))
 
 
 def _step(
@@ -93,10 +101,7 @@ def _step(
     path, bonus = verify(tree, lambda node: int(tokens[at + tree.depths[node]]))
     if drafter.breadth:
         known = first_rows(rows, at - 1, at - 1 + len(path), drafter.breadth)
-        top_k = TopK(
-            np.full((len(tree), known.ids.shape[1]), -1, np.int32),
-            np.full((len(tree), known.ids.shape[1]), -np.inf, np.float32),
-        )
+        top_k = unknown_rows(len(tree), drafter.breadth)
         top_k.ids[path], top_k.logits[path] = known.ids, known.logits
         drafter.observe(tree, top_k)
     drafter.accept(path, bonus)

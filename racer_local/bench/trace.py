@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -32,8 +31,8 @@ class Trace:
     category: NDArray[np.str_]
     """[C]"""
 
-    def answers(self) -> Iterator[tuple[int, int, int]]:
-        """(conversation, start, end) of each answer."""
+    def answers(self) -> Iterator[list[int]]:
+        """[conversation, start, end] of each answer."""
         yield from self.gen.tolist()
 
     @property
@@ -42,7 +41,8 @@ class Trace:
         return int(max(self.tokens.max(initial=0), self.topk_ids.max(initial=0))) + 1
 
     def save(self, path: Path) -> None:
-        np.savez_compressed(path, **{field.name: getattr(self, field.name) for field in fields(self)})
+        with path.open("wb") as file:  # given a name, numpy would add .npz to it
+            np.savez_compressed(file, **{field.name: getattr(self, field.name) for field in fields(self)})
 
 
 def load_trace(path: Path) -> Trace:
@@ -53,17 +53,31 @@ def load_trace(path: Path) -> Trace:
         wrong = _what_is_wrong(trace)
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror or error}") from error
-    except (ValueError, KeyError, EOFError, IndexError, TypeError, zipfile.BadZipFile) as error:
+    except Exception as error:  # np.load lets through whatever its many parsers raise
         raise ConfigError(f"{path} is no recorded trace ({error}); make one with: racer-local bench record") from error
     if wrong:
         raise ConfigError(f"{path} is no recorded trace: {wrong}; make one with: racer-local bench record")
     return trace
 
 
+KINDS = {"tokens": "i1", "offsets": "i1", "topk_ids": "i2", "topk_probs": "f2", "gen": "i2", "category": "U1"}
+"""Kind of number and dimensions of each array."""
+LARGEST_ID = 1 << 22
+"""No vocabulary is larger."""
+
+
 def _what_is_wrong(trace: Trace) -> str | None:
+    for name, kind in KINDS.items():
+        array = getattr(trace, name)
+        if f"{array.dtype.kind}{array.ndim}" != kind:
+            return f"{name} has the type {array.dtype} and {array.ndim} dimensions"
     n, offsets, gen = len(trace.tokens), trace.offsets, trace.gen
-    if trace.topk_ids.shape != trace.topk_probs.shape or trace.topk_ids.shape[:1] != (n,):
+    if trace.topk_ids.shape != trace.topk_probs.shape or len(trace.topk_ids) != n or not trace.topk_ids.size:
         return f"topk_ids {trace.topk_ids.shape} and topk_probs {trace.topk_probs.shape} must be [{n}, k]"
+    if trace.topk_ids.min() < -1 or trace.n_vocab > LARGEST_ID:
+        return f"the ids in topk_ids must be from -1 to {LARGEST_ID - 1}"
+    if not ((trace.topk_probs >= 0) & (trace.topk_probs <= 1)).all():
+        return "topk_probs must be from 0 to 1"
     if len(offsets) != len(trace.category) + 1 or offsets[0] != 0 or offsets[-1] != n or (np.diff(offsets) < 1).any():
         return "offsets must rise from 0 to the number of tokens, one more than there are categories"
     if gen.shape != (len(gen), 3) or not len(gen) or (np.diff(gen[:, 0]) < 0).any():
@@ -73,6 +87,9 @@ def _what_is_wrong(trace: Trace) -> str | None:
     lengths = np.diff(offsets)
     if gen[:, 0].min() < 0 or gen[:, 0].max() >= len(lengths):
         return "gen names a conversation that is not there"
+    same = gen[1:, 0] == gen[:-1, 0]
+    if (gen[1:, 1] < gen[:-1, 2])[same].any():
+        return "two answers in gen overlap"
     if (gen[:, 1] < 1).any() or (gen[:, 2] < gen[:, 1]).any() or (gen[:, 2] > lengths[gen[:, 0]]).any():
         return "an answer in gen lies outside its conversation, or has no prompt"
     return None

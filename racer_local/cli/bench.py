@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,12 @@ def _questions(args: argparse.Namespace) -> list[Question]:
     return read_questions(args.data, args.limit)
 
 
+def _check_output(path: Path | None) -> None:
+    """Before the work, not after it."""
+    if path and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
+        raise ConfigError(f"{path} can't be written; name a file in a folder that exists and is yours")
+
+
 def run_live(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
@@ -89,6 +95,7 @@ def run_live(args: argparse.Namespace) -> int:
     from racer_local.llama import Model
 
     questions, context = _questions(args), context_from_args(args)
+    _check_output(args.json)
     drafts = args.draft.split(",")
     for spec in drafts:
         live.parse_draft(spec)
@@ -103,14 +110,16 @@ def run_live(args: argparse.Namespace) -> int:
             interrupted = True
         result = live.report(measured, model, context, args.max_tokens)
     print(_live_table(result))
+    print(json.dumps(result), flush=True)
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(result))
     return 130 if interrupted else 0
 
 
 def _live_table(result: dict[str, Any]) -> str:
     lines = [f"{result['model']['name']}, {result['settings']['threads']} threads, {result['answers']} prompts"]
+    if result["skipped"]:
+        lines[0] += f" ({result['skipped']} too long for the context)"
     for category, drafts in [*result["categories"].items(), ("total", result["total"])]:
         lines.append(f"{category}")
         lines += [
@@ -129,19 +138,23 @@ def run_record(args: argparse.Namespace) -> int:
     from racer_local.llama import Model
 
     questions, conversations = _questions(args), list[Conversation]()
+    interrupted, skipped = False, 0
+    _check_output(args.output)
     with Model(find(args.model), model_from_args(args)) as model:
         answers = record(model, questions, context_from_args(args), args.max_tokens)
         try:
             for answered in tqdm(answers, total=len(questions), unit="question", disable=None):
                 conversations += answered
+                skipped += not answered
         except KeyboardInterrupt:
-            print("interrupted: keeping what is recorded", file=sys.stderr)
-    if not conversations:
-        return 130
-    trace = to_trace(conversations)
-    trace.save(args.output)
-    print(json.dumps({"conversations": len(trace.category), "tokens": len(trace.tokens), "answers": len(trace.gen)}))
-    return 0
+            interrupted = True
+    result = {"conversations": len(conversations), "skipped": skipped}
+    if conversations:
+        trace = to_trace(conversations)
+        trace.save(args.output)
+        result |= {"tokens": len(trace.tokens), "answers": len(trace.gen)}
+    print(json.dumps(result))
+    return 130 if interrupted else 0
 
 
 def run_replay(args: argparse.Namespace) -> int:
@@ -169,6 +182,7 @@ def run_fit(args: argparse.Namespace) -> int:
     from racer_local.bench import fit
     from racer_local.bench.trace import load_trace
 
+    _check_output(args.output)
     traces = [load_trace(path) for path in args.trace]
     test = load_trace(args.test) if args.test else None
     parts = [fit.collect(trace, keep=keep) for trace in tqdm(traces, disable=None) for keep in (True, False)]

@@ -13,7 +13,7 @@ class NoDrafter:
     def begin(self, prompt: Tokens) -> None: ...
 
     def draft(self, root: int, limit: Limit) -> DraftTree:
-        return DraftTree.chain([root])
+        return DraftTree.lone(root)
 
     def observe(self, tree: DraftTree, top_k: TopK) -> None: ...
 

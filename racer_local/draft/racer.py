@@ -14,7 +14,7 @@ from racer_local.draft import TopK
 from racer_local.draft.sources import Text
 from racer_local.kernels import evidence, growth, history, keyed_cues, layout
 from racer_local.kernels.acceptance import Net
-from racer_local.tree import DraftTree, Int32s, Limit, NodeIds, Source, Tokens
+from racer_local.tree import DraftTree, Limit, NodeIds, Source, Tokens
 
 SOURCES = np.array([Source.CONTEXT, Source.LOGITS], np.int32)
 CAUTION_OF_DEBT = 5.0
@@ -48,7 +48,7 @@ class RacerDrafter:
         self._fade, self._caution = np.float32(config.fade), config.caution
         self._balance = 0.0
         """Plain forwards that drafts have saved in this conversation; below 0: lost."""
-        self.memory = (self.history, self.cues, self.recent, evidence.new_evidence(), self.net)
+        self.memory = (self.history, self.cues, self.recent, evidence.new_evidence(config.breadth), self.net)
         self._tree = layout.new_scratch(config.nodes)
         self._pool = growth.new_pool(config.nodes)
         self._ordered = np.zeros((4, config.nodes), np.int32)
@@ -87,49 +87,31 @@ class RacerDrafter:
         self._chunk = tokens[:0]
 
     def draft(self, root: int, limit: Limit) -> DraftTree:
-        tree = self._tree
-        layout.start(tree, root, limit.nodes, limit.leaves, limit.depth)
         caution = np.float32(self._caution + CAUTION_OF_DEBT * max(0.0, -self._balance))
         terms = SOURCES, self.cost.relative, self._fade, caution
-        growth.grow(self.memory, self._text.tokens, self._banned, *terms, tree, self._pool)
-        n = layout.depth_first(tree, self._ordered)
-        self._drafted = DraftTree(*self._ordered[:, :n].copy())
+        limits = limit.nodes, limit.leaves, limit.depth
+        text = self._text.tokens
+        n = growth.draft(self.memory, text, self._banned, terms, self._tree, self._pool, limits, self._ordered)
+        self._drafted = DraftTree(*self._ordered[:, :n].copy()) if n > 1 else DraftTree.lone(root)
         self._drafted_at = perf_counter()
         return self._drafted
 
     def observe(self, tree: DraftTree, top_k: TopK) -> None:
-        log_probs = np.empty_like(top_k.logits)
-        keyed_cues.log_softmax(top_k.logits, log_probs)
         if tree is self._drafted:
             self.cost.correct(len(tree), perf_counter() - self._drafted_at)
-            self._ids, self._log_probs = top_k.ids, log_probs
+            self._top_k = top_k
         else:
-            self._observe_prompt(tree, top_k.ids, log_probs)
-
-    def _observe_prompt(self, chain: DraftTree, ids: Int32s, log_probs: NDArray[np.float32]) -> None:
-        text = np.append(self._chunk, chain.tokens[:1])
-        self._put(text, chain, np.arange(len(chain)), ids, log_probs)
-        self._chunk = chain.tokens[-history.CONTEXT :]
-        self._note_row(ids[-1], log_probs[-1], int(self._text.tokens[-1]))
+            growth.read(self.memory, self._chunk, tree.tokens, top_k.ids, top_k.logits, self._text.tokens[-1])
+            self._chunk = tree.tokens[-history.CONTEXT :]
 
     def accept(self, path: NodeIds, bonus: int) -> None:
-        tree, text = self._drafted, self._text.tokens
+        tree, n, rows = self._drafted, self._text.length, self._top_k
         if len(tree) > 1:
             self._balance = min(MOST_CREDIT, self._balance + len(path) - float(self.cost.relative[len(tree)]))
-        self._text.extend(np.append(tree.tokens[path[1:]], np.int32(bonus)))
-        best = np.exp(self._log_probs[path, 0])
-        growth.absorb(self.memory, self._text.tokens, len(text), best, LEARNING_RATE, PULL)
-        if len(path) < len(tree):
-            self._put(text, tree, np.arange(len(tree)), self._ids, self._log_probs)
-        self._put(text, tree, np.asarray(path), self._ids, self._log_probs)  # what became text is the most recent
-        self._note_row(self._ids[path[-1]], self._log_probs[path[-1]], bonus)
-
-    def _note_row(self, ids: Int32s, log_probs: NDArray[np.float32], drawn: int) -> None:
-        """The row that the next root was drawn from."""
-        p = np.exp(log_probs)
-        self.recent.last[:] = p[0], p[ids == drawn].sum()
-
-    def _put(
-        self, text: Int32s, tree: DraftTree, nodes: NDArray[np.int64], ids: Int32s, log_probs: NDArray[np.float32]
-    ) -> None:
-        growth.put_rows(self.memory, text, tree.tokens, tree.parents, nodes, ids, log_probs)
+        nodes = np.array(path)
+        self._text.extend([*tree.tokens[nodes[1:]].tolist(), bonus])
+        learning = LEARNING_RATE, PULL
+        text = self._text.tokens
+        growth.absorb(
+            self.memory, self._pool, text, n, tree.tokens, tree.parents, nodes, rows.ids, rows.logits, *learning
+        )

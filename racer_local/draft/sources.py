@@ -79,7 +79,7 @@ class Text:
         """[length] a view, valid until the text grows."""
         return self._tokens[: self.length]
 
-    def extend(self, tokens: Int32s) -> None:
+    def extend(self, tokens: Tokens) -> None:
         needed = self.length + len(tokens)
         if needed > len(self._tokens):
             self._tokens = np.concatenate([self.tokens, np.zeros(2 * needed - self.length, np.int32)])

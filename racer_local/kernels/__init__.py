@@ -15,7 +15,7 @@ def _drop_stale_code() -> None:
     folder = Path(__file__).parent
     sources = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
     stamp, now = folder / "__pycache__" / "kernels.stamp", hashlib.sha256(sources).hexdigest()
-    with suppress(OSError):  # where nothing can be written there, numba's cache is not there either
+    with suppress(OSError):  # an installed package changes as a whole, so it may be read-only
         if stamp.exists() and stamp.read_text() == now:
             return
         for compiled in [*stamp.parent.glob("*.nbi"), *stamp.parent.glob("*.nbc")]:
@@ -37,6 +37,7 @@ def warm_up() -> None:
         acceptance,
         automaton,
         cues,
+        drift,
         evidence,
         growth,
         history,
@@ -46,5 +47,5 @@ def warm_up() -> None:
         topk,
     )
 
-    for module in (topk, layout, cues, lookup, automaton, history, keyed_cues, evidence, acceptance, growth):
+    for module in (topk, layout, cues, lookup, automaton, drift, history, keyed_cues, evidence, acceptance, growth):
         module.warm_up()

@@ -39,8 +39,12 @@ class Net(NamedTuple):
 
 def new_net(node_weights: Floats, token_weights: Floats, bias: Floats, prior: Floats) -> Net:
     h = len(bias)
-    if node_weights.shape != (len(NODE_FEATURES), h) or token_weights.shape != (len(TOKEN_FEATURES), h):
+    wanted = [(len(NODE_FEATURES), h), (len(TOKEN_FEATURES), h), (h,), (h + 1,)]
+    weights = [node_weights, token_weights, bias, prior]
+    if [w.shape for w in weights] != wanted:
         raise ValueError("the fitted weights are of other features than these kernels compute; fit them again")
+    if not all(w.dtype == np.float32 and np.isfinite(w).all() for w in weights):
+        raise ValueError("the fitted weights must be finite float32 numbers; fit them again")
     scratch = np.zeros(h, np.float32), np.zeros((CANDIDATES, h), np.float32), np.zeros(CANDIDATES, np.float32)
     return Net(node_weights, token_weights, bias, prior, prior.copy(), *scratch)
 
@@ -99,6 +103,6 @@ def warm_up() -> None:
     from racer_local.kernels.evidence import new_evidence
 
     shapes = (len(NODE_FEATURES), 2), (len(TOKEN_FEATURES), 2), (2,), (3,)
-    net, evidence = new_net(*(np.zeros(shape, np.float32) for shape in shapes)), new_evidence()
+    net, evidence = new_net(*(np.zeros(shape, np.float32) for shape in shapes)), new_evidence(2)
     estimate(net, evidence, 1)
     learn(net, evidence, 1, np.int32(0), np.float32(0.1), np.float32(0.1))

@@ -98,6 +98,8 @@ class Evidence(NamedTuple):
     """[node features]"""
     features: Floats
     """[C, token features]"""
+    row: Floats
+    """[k] log probabilities of a row."""
 
 
 def new_recent() -> Recent:
@@ -106,7 +108,7 @@ def new_recent() -> Recent:
     return recent
 
 
-def new_evidence() -> Evidence:
+def new_evidence(k: int) -> Evidence:
     classes, keys, c = len(CLASSES), len(KEYS), CANDIDATES
     return Evidence(
         context=np.full(CONTEXT, _history.BREAK, np.int32),
@@ -121,6 +123,7 @@ def new_evidence() -> Evidence:
         cues=np.zeros((c, keys + 1), np.float32),
         node=np.zeros(len(NODE_FEATURES), np.float32),
         features=np.zeros((c, len(TOKEN_FEATURES)), np.float32),
+        row=np.zeros(k, np.float32),
     )
 
 
@@ -181,7 +184,7 @@ def _add_cue(evidence, cues, slot, column, size):  # type: ignore[no-untyped-def
             token = cues.tokens[slot, j]
             c = _candidate(evidence, size, token) if token >= 0 else -1
             if c < 0:
-                break
+                continue
             size = max(size, c + 1)
             evidence.cues[c, column] = min(cues.log_probs[slot, j], np.float32(-1e-4))
     return size
@@ -301,6 +304,6 @@ def judge(recent, evidence, size, token, likeliest):  # type: ignore[no-untyped-
 
 def warm_up() -> None:
     history, cues = _history.new_history(64), _cues.new_cues(16, 2)
-    recent, evidence = new_recent(), new_evidence()
+    recent, evidence = new_recent(), new_evidence(2)
     size = gather(history, cues, recent, evidence, 0)
     judge(recent, evidence, size, np.int32(1), np.float32(0.5))

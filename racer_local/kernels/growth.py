@@ -18,7 +18,8 @@ from racer_local.kernels.history import BREAK, CONTEXT
 
 _add, _gather, _judge = layout.add, _evidence.gather, _evidence.judge
 _estimate, _learn = _acceptance.estimate, _acceptance.learn
-_append, _put = _history.append, _cues.put
+_append, _put, _log_softmax = _history.append, _cues.put, _cues.log_softmax
+_start, _depth_first = layout.start, layout.depth_first
 
 Int32s = NDArray[np.int32]
 
@@ -43,12 +44,16 @@ class Pool(NamedTuple):
     sources: Int32s
     size: Int32s
     """[2] in the heap, in the pool."""
+    judged: Int32s
+    """[2] contexts whose evidence was gathered, and how many candidates the last of them had."""
 
 
 def new_pool(nodes: int) -> Pool:
     room = nodes * (CANDIDATES + 1) + 1
     heap, tokens, parents, sources = np.zeros((4, room), np.int32)
-    return Pool(heap, np.zeros(room, np.float32), tokens, parents, sources, np.zeros(2, np.int32))
+    return Pool(
+        heap, np.zeros(room, np.float32), tokens, parents, sources, np.zeros(2, np.int32), np.zeros(2, np.int32)
+    )
 
 
 @njit(cache=True)
@@ -126,7 +131,7 @@ def grow(memory, text, banned, sources, cost, fade, caution, tree, pool):  # typ
     most = min(tree.limit[0], cost.shape[0] - 1)
     gained, lost = 1.0, 1.0
     best, best_size = 1.0, 1
-    pool.size[:] = 0
+    pool.size[:] = pool.judged[:] = 0
     _push(pool, np.float32(1), CHILDREN, 0, sources[0])
     while pool.size[0] > 0 and _can_still_pay(pool.p[pool.heap[0]], gained, tree.size[0], best, cost, most):
         candidate = _pop(pool)
@@ -158,6 +163,8 @@ def _push_children(memory, text, banned, sources, fade, tree, pool, node, reache
     set_context(evidence.context, text, tree.tokens, tree.parents, node)
     size = _gather(history, cues, recent, evidence, tree.depths[node])
     _estimate(net, evidence, size)
+    pool.judged[0] += 1
+    pool.judged[1] = size
     for c in range(size):
         p, token = reached * net.p[c] * fade, evidence.tokens[c]
         if p >= LEAST and not banned[token]:
@@ -165,41 +172,86 @@ def _push_children(memory, text, banned, sources, fade, tree, pool, node, reache
 
 
 @njit(cache=True)
-def absorb(memory, text, n, likeliest, rate, pull):  # type: ignore[no-untyped-def]
-    """The text went on from text[:n] to text. Each new token first shows how good the evidence for it was, then
-    becomes part of the history. likeliest [m]: the model's highest probability before each of them.
+def draft(memory, text, banned, terms, tree, pool, limit, out):  # type: ignore[no-untyped-def]
+    """Grow a tree behind the text and write it to out [4, capacity] in depth-first order; returns its nodes.
+
+    terms: (sources, cost, fade, caution) of `grow`; limit: (nodes, leaves, depth).
     """
-    history, cues, recent, evidence, net = memory
-    for at in range(n, text.shape[0]):
-        set_context(evidence.context, text[:at], text, text, 0)
-        size = _gather(history, cues, recent, evidence, 0)
-        _estimate(net, evidence, size)
-        _learn(net, evidence, size, text[at], rate, pull)
-        _judge(recent, evidence, size, text[at], likeliest[at - n])
-        _append(history, text[at : at + 1])
+    _start(tree, text[text.shape[0] - 1], limit[0], limit[1], limit[2])
+    grow(memory, text, banned, terms[0], terms[1], terms[2], terms[3], tree, pool)
+    return _depth_first(tree, out)
 
 
 @njit(cache=True)
-def put_rows(memory, text, tokens, parents, nodes, ids, log_probs):  # type: ignore[no-untyped-def]
-    """What the model thought after these nodes of a tree whose root is the text's last token: ids, log_probs [n, k].
+def absorb(memory, pool, text, n, tokens, parents, path, ids, logits, rate, pull):  # type: ignore[no-untyped-def]
+    """The text went on from text[:n] to text, along the nodes `path` [m] of a verified tree (tokens, parents) whose
+    root is text[n - 1]. ids, logits [nodes, k]: what the model thought after each node.
 
-    A row without ids is left out.
+    Each new token first shows how good the evidence for it was, then becomes part of the history. After that every
+    row is noted, those of the path last: they are the most recent. Where growing looked at the root alone, `pool` says
+    that its evidence is still at hand.
     """
+    history, cues, recent, evidence, net = memory
+    for i in range(path.shape[0]):
+        at = n + i
+        if i == 0 and pool.judged[0] == 1:
+            size = pool.judged[1]
+        else:
+            set_context(evidence.context, text[:at], text, text, 0)
+            size = _gather(history, cues, recent, evidence, 0)
+            _estimate(net, evidence, size)
+        _learn(net, evidence, size, text[at], rate, pull)
+        _log_softmax(logits[path[i]], evidence.row)
+        _judge(recent, evidence, size, text[at], np.exp(evidence.row[0]))
+        _append(history, text[at : at + 1])
+    if path.shape[0] < tokens.shape[0]:
+        for node in range(tokens.shape[0]):
+            put_row(memory, text[:n], tokens, parents, node, ids, logits)
+    for node in path:
+        put_row(memory, text[:n], tokens, parents, node, ids, logits)
+    note_last(memory, ids[path[-1]], logits[path[-1]], text[text.shape[0] - 1])
+    pool.judged[0] = 0
+
+
+@njit(cache=True)
+def put_row(memory, text, tokens, parents, node, ids, logits):  # type: ignore[no-untyped-def]
+    """What the model thought after a node of a tree whose root is the text's last token. A row without ids is none."""
     history, cues, _, evidence, _ = memory
-    for node in nodes:
-        if ids[node, 0] >= 0:
-            set_context(evidence.context, text, tokens, parents, node)
-            _put(cues, evidence.context, ids[node], log_probs[node], history.length[0])
+    if ids[node, 0] >= 0:
+        set_context(evidence.context, text, tokens, parents, node)
+        _log_softmax(logits[node], evidence.row)
+        _put(cues, evidence.context, ids[node], evidence.row, history.length[0])
+
+
+@njit(cache=True)
+def note_last(memory, ids, logits, drawn):  # type: ignore[no-untyped-def]
+    """The row [k] that the next root was drawn from."""
+    _, _, recent, evidence, _ = memory
+    _log_softmax(logits, evidence.row)
+    recent.last[0], recent.last[1] = np.exp(evidence.row[0]), 0.0
+    for j in range(ids.shape[0]):
+        if ids[j] == drawn:
+            recent.last[1] = np.exp(evidence.row[j])
+
+
+@njit(cache=True)
+def read(memory, text, tokens, ids, logits, drawn):  # type: ignore[no-untyped-def]
+    """Note the rows ids, logits [m, k] of prompt tokens [m] that stand behind `text`; `drawn` follows them."""
+    start = text.shape[0]
+    whole = np.concatenate((text, tokens))
+    for i in range(tokens.shape[0]):
+        put_row(memory, whole[: start + i + 1], tokens, tokens, 0, ids[i : i + 1], logits[i : i + 1])
+    note_last(memory, ids[-1], logits[-1], drawn)
 
 
 def warm_up() -> None:
     shapes = (len(_evidence.NODE_FEATURES), 2), (len(_evidence.TOKEN_FEATURES), 2), (2,), (3,)
     net = _acceptance.new_net(*(np.zeros(shape, np.float32) for shape in shapes))
-    memory = _history.new_history(64), _cues.new_cues(16, 2), _evidence.new_recent(), _evidence.new_evidence(), net
+    memory = _history.new_history(64), _cues.new_cues(16, 2), _evidence.new_recent(), _evidence.new_evidence(2), net
     tree, text = layout.new_scratch(4), np.array([1, 2, 1, 2], np.int32)
-    layout.start(tree, 2, 4, 4, 4)
-    sources = np.array([0, 1], np.int32)
-    grow(memory, text, np.zeros(4, np.bool_), sources, np.ones(5), np.float32(1), np.float32(0), tree, new_pool(4))
-    absorb(memory, text, 2, np.ones(2, np.float32), np.float32(0), np.float32(0))
-    ids, log_probs = np.zeros((2, 2), np.int32), np.zeros((2, 2), np.float32)
-    put_rows(memory, text, text[:2], text[:2], np.arange(2), ids, log_probs)
+    terms = np.array([0, 1], np.int32), np.ones(5), np.float32(1), np.float32(0)
+    pool, out = new_pool(4), np.zeros((4, 4), np.int32)
+    draft(memory, text, np.zeros(4, np.bool_), terms, tree, pool, (4, 4, 4), out)
+    ids, logits = np.zeros((2, 2), np.int32), np.zeros((2, 2), np.float32)
+    absorb(memory, pool, text, 2, text[:2], text[:2], np.arange(2), ids, logits, np.float32(0), np.float32(0))
+    read(memory, text[:1], text[:2], ids, logits, np.int32(1))

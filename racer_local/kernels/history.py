@@ -27,7 +27,7 @@ CONTEXT = 32
 PER_ORDER = 8
 """Occurrences taken of each suffix length, most recent first."""
 WALK = 16
-"""Links followed for them: a hash bucket may hold other n-grams too."""
+"""Links followed for them: a hash bucket may hold other n-grams, and some end a longer match, counted already."""
 MOST = PER_ORDER * len(ORDERS)
 
 
@@ -37,7 +37,7 @@ class History(NamedTuple):
     tokens: Int32s
     """[window] a power of two."""
     previous: Int32s
-    """[orders, window] the previous position that ends the same n-gram, or NONE."""
+    """[orders, window] the previous position that ends the same n-gram, or NONE. Room for 2^31 tokens."""
     latest: Int32s
     """[orders, buckets] the last position of each n-gram's hash."""
     length: NDArray[np.int64]
@@ -178,7 +178,7 @@ def find(history, context, matches):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def age(history, token):  # type: ignore[no-untyped-def]
-    """How many tokens ago `token` occurred last, or 0 where it is not remembered.
+    """How many tokens ago `token` occurred last, or 0 where it is not remembered (or its bucket is another's).
 
     Worked example: after 5 6 7, the age of 7 is 1, that of 5 is 3, that of 8 is 0.
     """

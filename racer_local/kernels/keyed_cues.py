@@ -57,7 +57,7 @@ def _hash(context, end, kind):  # type: ignore[no-untyped-def]
     skipped, taken = KEYS[kind]
     if end < skipped + taken:
         return np.uint64(0)
-    key = np.uint64(kind + 1)
+    key = _mix(np.uint64(0), kind)  # mixed, or pairs of one kind would be pairs of another
     for i in range(end - skipped - taken, end - skipped):
         if context[i] < 0:
             return np.uint64(0)
@@ -67,19 +67,18 @@ def _hash(context, end, kind):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def log_softmax(logits, out):  # type: ignore[no-untyped-def]
-    """Log probabilities [n, k] among the k logits [n, k] of each row (likeliest first), at least FLOOR.
+    """Log probabilities [k] among the k logits [k] of a row, likeliest first; at least FLOOR.
 
     A row of which nothing is known has FLOOR everywhere.
     """
-    for i in range(logits.shape[0]):
-        if not np.isfinite(logits[i, 0]):
-            out[i] = FLOOR
-            continue
-        total = np.float32(0)
-        for j in range(logits.shape[1]):
-            total += np.exp(logits[i, j] - logits[i, 0])
-        for j in range(logits.shape[1]):
-            out[i, j] = max(logits[i, j] - logits[i, 0] - np.log(total), np.float32(FLOOR))
+    if not np.isfinite(logits[0]):
+        out[:] = FLOOR
+        return
+    total = np.float32(0)
+    for j in range(logits.shape[0]):
+        total += np.exp(logits[j] - logits[0])
+    for j in range(logits.shape[0]):
+        out[j] = max(logits[j] - logits[0] - np.log(total), np.float32(FLOOR))
 
 
 @njit(cache=True)
@@ -105,7 +104,7 @@ def find(cues, context, end, slots):  # type: ignore[no-untyped-def]
 
 def warm_up() -> None:
     cues = new_cues(16, 2)
-    context, rows = np.array([1, 2, 3], np.int32), np.zeros((1, 2), np.float32)
-    log_softmax(rows, rows)
-    put(cues, context, np.array([4, 5], np.int32), rows[0], np.int64(1))
+    context, row = np.array([1, 2, 3], np.int32), np.zeros(2, np.float32)
+    log_softmax(np.zeros(2, np.float32), row)
+    put(cues, context, np.array([4, 5], np.int32), row, np.int64(1))
     find(cues, context, 3, np.zeros(len(KEYS), np.int64))
