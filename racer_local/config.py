@@ -207,7 +207,7 @@ class DraftConfig:
     lookup_ngram: int = 3
     """Prompt lookup: the longest suffix that is looked up."""
     history_tokens: int = _setting(
-        1 << 18, "racer: tokens of earlier text that are remembered, a power of two; 65 bytes each", flag="history"
+        1 << 18, "racer: tokens of earlier text that are remembered, a power of two; 74 bytes each", flag="history"
     )
     fade: float = 0.98
     """racer: each step of a draft is taken to be so much less likely than estimated; see `kernels.growth.grow`."""

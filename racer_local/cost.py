@@ -39,7 +39,7 @@ DRIFT, PACE = 0.5, 0.04
 BEND, MEMORY = 0.2, 0.01
 """How far (log) a size may be off by itself, and the share of that which each step forgets."""
 PLAIN_STEPS = 4
-"""Every so many plain steps one is looked at: there are many, and looking has its price."""
+"""Of a row of plain steps the first and then every so many-th is looked at: looking has its price."""
 NOISE, SURPRISE = 0.2, 0.3
 """Spread (log) of a step's time, and the most that one step counts: a hiccup is no trend."""
 DEAREST = 1e9
@@ -76,7 +76,7 @@ class VerifyCost:
         state, reach = np.zeros((2, len(KNOTS)))
         self._drift = drift.Drift(measured, share, bends, state, spread, reach, np.ones(MAX_NODES + 1))
         drift.refresh(self._drift)
-        self._plain_steps = 0
+        self._steps, self._last = 0, 1
 
     @property
     def relative(self) -> NDArray[np.float64]:
@@ -92,9 +92,11 @@ class VerifyCost:
         """
         if self.fixed or not (1 <= n <= MAX_NODES and 0 < seconds < math.inf):
             return
-        self._plain_steps += n == 1
-        if n > 1 or self._plain_steps % PLAIN_STEPS == 0:
-            drift.correct(self._drift, n, math.log(seconds), PACE, MEMORY, NOISE, SURPRISE)
+        self._steps += 1
+        if n > 1 or self._last > 1 or self._steps >= PLAIN_STEPS:
+            pace, memory = PACE * self._steps**0.5, 1 - (1 - MEMORY) ** self._steps
+            drift.correct(self._drift, n, math.log(seconds), pace, memory, NOISE, SURPRISE)
+            self._steps, self._last = 0, n
 
     @classmethod
     def parse(cls, points: str) -> VerifyCost:

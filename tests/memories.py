@@ -35,11 +35,11 @@ def random_row(rng, k, n_vocab):
     n = k if rng.random() < 0.7 else int(rng.integers(1, k + 1))
     ids = np.full(k, -1, np.int32)
     ids[:n] = rng.permutation(n_vocab)[:n]
-    logits = np.full((1, k), -np.inf, np.float32)
-    logits[0, :n] = -np.sort(-rng.normal(size=n) * 3)
+    logits = np.full(k, -np.inf, np.float32)
+    logits[:n] = -np.sort(-rng.normal(size=n) * 3)
     log_probs = np.empty_like(logits)
     keyed_cues.log_softmax(logits, log_probs)
-    return ids, log_probs[0]
+    return ids, log_probs
 
 
 def random_net(rng, hidden=8, bias=1.0):
@@ -53,7 +53,7 @@ def random_net(rng, hidden=8, bias=1.0):
 
 def new_memory(net, window=1 << 12, slots=1 << 12, k=4):
     cues = keyed_cues.new_cues(slots, k)
-    return history.new_history(window), cues, evidence.new_recent(), evidence.new_evidence(), net
+    return history.new_history(window), cues, evidence.new_recent(), evidence.new_evidence(k), net
 
 
 def random_memory(rng, length=400, n_vocab=30, k=4, breaks=0.05):

@@ -16,7 +16,7 @@ NAMES = ("node_weights", "token_weights", "bias", "prior")
 
 def random_evidence(rng):
     """Tokens are 0, 2, 4, ...; a third of the features are zero."""
-    evidence = new_evidence()
+    evidence = new_evidence(4)
     evidence.tokens[:] = 2 * np.arange(CANDIDATES)
     evidence.node[:] = rng.normal(size=len(NODE_FEATURES))
     evidence.features[:] = rng.normal(size=evidence.features.shape) * (rng.random(evidence.features.shape) < 0.67)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from itertools import islice, pairwise
 
 import numpy as np
@@ -184,7 +185,13 @@ def test_the_vocabulary_holds_the_likeliest_tokens_too():
         ("offsets", np.zeros(0, np.int64), "offsets must rise from 0"),
         ("category", np.array(["a"]), "offsets must rise from 0"),
         ("gen", np.zeros((0, 3), np.int32), r"gen must be \[G, 3\]"),
-        ("gen", np.array([0, 8, 16]), r"gen must be \[G, 3\]"),
+        ("gen", np.array([0, 8, 16]), "gen has the type int64 and 1 dimensions"),
+        ("gen", np.array([[0, 8, 12], [0, 11, 16]]), "two answers in gen overlap"),
+        ("tokens", np.zeros((22, 1), np.int32), "tokens has the type int32 and 2 dimensions"),
+        ("tokens", np.zeros(22), "tokens has the type float64"),
+        ("topk_ids", np.full((22, 8), 1 << 30, np.int32), "topk_ids must be from -1 to 4194303"),
+        ("topk_probs", np.full((22, 8), np.nan, np.float16), "topk_probs must be from 0 to 1"),
+        ("topk_probs", np.full((22, 8), 2, np.float16), "topk_probs must be from 0 to 1"),
         ("gen", np.array([[1, 4, 6], [0, 8, 16]]), "in the order of the conversations"),
         ("gen", np.array([[0, 8, 16], [2, 4, 6]]), "a conversation that is not there"),
         ("gen", np.array([[-1, 8, 16], [1, 4, 6]]), "a conversation that is not there"),
@@ -228,6 +235,41 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path):
         load_trace(tmp_path / "array.npy")
     with pytest.raises(ConfigError, match=r"missing\.npz can't be read: No such file"):
         load_trace(tmp_path / "missing.npz")
+
+
+# --- what others stumbled over ---
+
+
+def test_questions_are_spread_evenly_whatever_the_limit(tmp_path):
+    path = write_lines(tmp_path / "q.jsonl", *({"prompt": str(i)} for i in range(19)))
+    chosen = [question.turns[0] for question in read_questions([path], 10)]
+    assert chosen == [str(i * 19 // 10) for i in range(10)]
+
+
+def test_a_line_ends_at_a_newline_only(tmp_path):
+    path = tmp_path / "q.jsonl"
+    path.write_text('\ufeff{"prompt": "a\u2028b\u0085c"}\n', encoding="utf-8")
+    assert read_questions([path])[0].turns == ["a\u2028b\u0085c"]
+
+
+@pytest.mark.parametrize("turns", ["hello", {"a": 1}, [1], [], None])
+def test_turns_must_be_a_list_of_texts(tmp_path, turns):
+    with pytest.raises(ConfigError, match="must hold a JSON object a line"):
+        read_questions([write_lines(tmp_path / "q.jsonl", {"turns": turns})])
+
+
+@pytest.mark.parametrize("draft", ["logits", "paper", "racer"])
+def test_a_trace_with_fewer_likeliest_tokens_can_be_replayed(draft):
+    trace = make_trace(REPEATS, DIFFERS)
+    narrow = replace(trace, topk_ids=trace.topk_ids[:, :3], topk_probs=trace.topk_probs[:, :3])
+    cost = VerifyCost.parse(FLAT)
+    drafter = make_drafter(DraftConfig(draft=draft), narrow.n_vocab, (), cost)
+    assert sum(counts.tokens for _, counts in replay(narrow, drafter, cost, 64)) == 10
+
+
+def test_nodes_of_a_draft_are_plain_digits():
+    with pytest.raises(ConfigError, match="must be a drafter, or a drafter and its nodes"):
+        live.parse_draft("paper@\u00b2")
 
 
 # --- replay ---
@@ -442,7 +484,7 @@ def test_bench_record_writes_what_bench_replay_and_bench_fit_read(capsys, tiny_p
     code, out, _ = run(capsys, "bench", "record", "-m", tiny_path, *EXACT_FLAGS, *args)
     assert code == 0
     loaded = load_trace(trace)
-    assert json.loads(out) == {"conversations": 2, "tokens": len(loaded.tokens), "answers": 2}
+    assert json.loads(out) == {"conversations": 2, "skipped": 0, "tokens": len(loaded.tokens), "answers": 2}
     assert loaded.category.tolist() == ["q", "q"]
     code, out, _ = run(capsys, "bench", "replay", trace, "--cost", "gpu", "--draft", "logits", "--json")
     assert code == 0
@@ -477,10 +519,36 @@ def test_an_interrupted_recording_keeps_what_is_recorded(capsys, tiny_path, tmp_
     monkeypatch.setattr(recording, "record", interrupted)
     data = write_lines(tmp_path / "q.jsonl", *({"prompt": f"hello {i}"} for i in range(4)))
     args = ["--data", data, "--max-tokens", "5", "-o", tmp_path / "trace.npz"]
-    _, out, err = run(capsys, "bench", "record", "-m", tiny_path, *EXACT_FLAGS, *args)
+    code, out, err = run(capsys, "bench", "record", "-m", tiny_path, *EXACT_FLAGS, *args)
+    assert code == 130
     assert json.loads(out)["answers"] == 2
     assert "interrupted: keeping what is recorded\n" in err
     assert len(load_trace(tmp_path / "trace.npz").gen) == 2
+
+
+def test_a_prompt_that_is_too_long_is_skipped_and_the_rest_is_kept(capsys, tiny_path, tmp_path):
+    data = write_lines(tmp_path / "q.jsonl", {"prompt": "hello"}, {"prompt": "hello " * 400}, {"prompt": "one"})
+    args = ["-m", tiny_path, *EXACT_FLAGS, "--data", data, "--max-tokens", "5"]
+    code, out, _ = run(capsys, "bench", "record", *args, "-o", tmp_path / "named")
+    assert code == 0
+    assert (json.loads(out)["answers"], json.loads(out)["skipped"]) == (2, 1)
+    assert len(load_trace(tmp_path / "named").gen) == 2, "the file is the one that was named"
+    code, out, _ = run(capsys, "bench", "live", *args, "--draft", "lookup")
+    result = json.loads(out.splitlines()[-1])
+    assert code == 0
+    assert (result["answers"], result["skipped"]) == (2, 1)
+
+
+@pytest.mark.parametrize("command", ["record", "live", "fit"])
+def test_an_output_that_cannot_be_written_is_told_before_the_work(capsys, tiny_path, trace_path, tmp_path, command):
+    data = write_lines(tmp_path / "q.jsonl", {"prompt": "hello"})
+    output = tmp_path / "no folder" / "out"
+    args = {
+        "record": ["-m", tiny_path, "--data", data, "-o", output],
+        "live": ["-m", tiny_path, "--data", data, "--json", output],
+        "fit": [trace_path, "-o", output],
+    }
+    assert "can't be written; name a file in a folder that exists" in refused(capsys, "bench", command, *args[command])
 
 
 # --- fit ---
@@ -623,12 +691,12 @@ def test_a_live_report_judges_all_drafters_by_plain_decoding(tiny):
     _, measured = measured_states(tiny, ["lookup", "paper@16", "racer"])
     report = live.report(measured, tiny, EXACT, 6)
     assert json.loads(json.dumps(report)) == report
-    assert list(report) == ["machine", "model", "settings", "cost", "answers", "categories", "total"]
+    assert list(report) == ["machine", "model", "settings", "cost", "answers", "skipped", "categories", "total"]
     assert list(report["categories"]) == ["a", "b"]
     assert report["answers"] == 3
     assert report["settings"]["max_tokens"] == 6
     assert report["model"] == {"name": "tiny.gguf", "sha256": live.sha256(tiny.path)}
-    assert list(report["cost"]) == [str(n) for n in SIZES]
+    assert list(report["cost"]) == [str(n) for n in SIZES if n <= 64]
     assert report["cost"]["1"] == 1.0
     for figures in (*report["categories"].values(), report["total"]):
         assert list(figures) == ["none", "lookup", "paper@16", "racer"]
@@ -800,8 +868,9 @@ def test_a_live_run_that_cannot_be_made_says_why(capsys, tiny_path, args, messag
 
 def test_profile_prints_the_curve(capsys, tiny_path):
     code, out, _ = run(capsys, "profile", "-m", tiny_path, *EXACT_FLAGS)
-    first, head, *bars = out.splitlines()
+    first, head, *bars, memory = out.splitlines()
     assert code == 0
+    assert memory == "what the drafter learns takes 19.4 MB, never more (--history)"
     assert first.startswith("tiny.gguf, 1 threads: T(1) is ")
     assert head.split() == ["nodes", "T(n)/T(1)"]
     assert [int(line.split()[0]) for line in bars] == [n for n in SIZES if n <= 64]
@@ -814,7 +883,7 @@ def test_profile_json_has_facts_points_and_ratios_and_is_remembered(capsys, tiny
     assert code == 0
     assert out.count("\n") == 1
     result = json.loads(out)
-    assert list(result) == ["facts", "sizes", "seconds", "relative"]
+    assert list(result) == ["facts", "memory_bytes", "sizes", "seconds", "relative"]
     assert result["facts"]["threads"] == 1
     assert result["sizes"][0] == 1
     assert len(result["sizes"]) == len(result["seconds"])

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+import racer_local.cost as cost_module
 from racer_local.config import COST_CURVES, MAX_NODES
 from racer_local.cost import BUDGET, ROUNDS, SIZES, SMALL_MODEL_BUDGET, VerifyCost, probe, recall, remember
 from racer_local.errors import ConfigError
@@ -158,7 +159,7 @@ def test_trees_that_get_cheaper_are_followed_too():
     assert change(cost, 2) == pytest.approx(1, abs=0.1)
 
 
-@pytest.mark.parametrize("seconds", [100 * SECONDS[3], SECONDS[3] / 100, float("inf")])
+@pytest.mark.parametrize("seconds", [100 * SECONDS[3], SECONDS[3] / 100])
 def test_one_hiccup_is_no_trend(seconds):
     cost = measured()
     cost.correct(8, seconds)
@@ -195,7 +196,7 @@ def test_a_fixed_curve_is_not_corrected():
     assert cost.relative.tolist() == before.tolist()
 
 
-@pytest.mark.parametrize("seconds", [0.0, -1.0])
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_step_that_took_no_time_says_nothing(seconds):
     cost = measured()
     cost.correct(8, seconds)
@@ -374,3 +375,16 @@ def test_a_folder_that_cannot_be_written_does_no_harm(tmp_path):
     remember(FACTS, measured(), blocked / "below")
     assert recall(FACTS, blocked) is None
     assert blocked.read_text() == "in the way"
+
+
+@pytest.mark.parametrize("points", ["1:1 99999999999999999999999:2", "1:1 2:1e400", "1:1 2", "1:1 x:2"])
+def test_points_that_are_no_numbers_of_a_curve_are_one_line(points):
+    with pytest.raises(ConfigError) as error:
+        VerifyCost.parse(points)
+    assert "\n" not in str(error.value)
+
+
+def test_no_part_of_a_file_is_left_where_it_could_not_be_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(cost_module.json, "dump", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    remember({"model": "a"}, VerifyCost([1, 2], [1.0, 1.5]), tmp_path)
+    assert list(tmp_path.iterdir()) == []

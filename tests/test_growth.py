@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from memories import context_after, new_memory, random_memory, random_net, random_row, random_text, tokens
+from memories import context_after, new_memory, random_memory, random_row, random_text, tokens
 
 from racer_local.kernels import acceptance, evidence, growth, history, keyed_cues, layout
 from racer_local.kernels.evidence import NODE_FEATURES, TOKEN_FEATURES
@@ -229,7 +229,7 @@ def test_where_nodes_cost_nothing_all_that_is_likely_is_drafted_or_the_likeliest
     assert 0 < sum(full) < 40
 
 
-# --- set_context, absorb, put_rows ---
+# --- set_context, draft, absorb, read ---
 
 
 def random_tree(rng, nodes):
@@ -260,68 +260,110 @@ def all_arrays(memory):
 
 def assert_same(memory, other):
     for array, expected in zip(all_arrays(memory), all_arrays(other), strict=True):
+        np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-7)
+
+
+def random_rows(rng, n):
+    """Ids and logits [n, 4]; the sixth is unknown."""
+    ids, log_probs = (np.array(column) for column in zip(*(random_row(rng, 4, N_VOCAB) for _ in range(n)), strict=True))
+    logits = log_probs + np.float32(3)
+    if n > 5:
+        ids[5], logits[5] = -1, -np.inf
+    return ids, logits
+
+
+def log_softmax(logits):
+    out = np.empty_like(logits)
+    keyed_cues.log_softmax(logits, out)
+    return out
+
+
+def absorb(memory, text, n, words, parents, path, ids, logits, pool=None):
+    nodes, learning = np.array(path, np.int64), (np.float32(0.01), np.float32(0.001))
+    tree = tokens(words), tokens(parents), nodes
+    growth.absorb(memory, pool or growth.new_pool(4), tokens(text), n, *tree, ids, logits, *learning)
+
+
+def absorb_slowly(twin, text, n, words, parents, path, ids, logits):
+    past, cues, recent, found, net = twin
+    tree = list(zip(parents[1:], words[1:], strict=True))
+    for at, node in enumerate(path, n):
+        size = len(estimate(twin, context_after(text[:at]), 0))
+        acceptance.learn(net, found, size, np.int32(text[at]), np.float32(0.01), np.float32(0.001))
+        likeliest = np.exp(log_softmax(logits[node])[0])
+        evidence.judge(recent, found, size, np.int32(text[at]), likeliest)
+        history.append(past, tokens(text[at : at + 1]))
+    for node in [*range(len(words)), *path]:
+        if ids[node, 0] >= 0:
+            context = context_after(text[:n] + path_of(tree, node))
+            keyed_cues.put(cues, context, ids[node], log_softmax(logits[node]), past.length[0])
+    last = np.exp(log_softmax(logits[path[-1]]))
+    recent.last[:] = last[0], last[ids[path[-1]] == text[-1]].sum()
+
+
+def same_memories(seed=0):
+    return [random_memory(np.random.default_rng(seed), n_vocab=N_VOCAB, breaks=0) for _ in range(2)]
+
+
+def test_each_token_is_judged_before_it_is_history_and_then_every_row_is_noted():
+    rng = np.random.default_rng(0)
+    (memory, text), (twin, _) = same_memories()
+    words, parents = random_tree(rng, 20)
+    rows = random_rows(rng, 20)
+    path = [0]
+    while (below := [node for node in range(20) if parents[node] == path[-1]]) and len(path) < 6:
+        path.append(below[0])
+    assert len(path) > 2
+    text = text + [words[node] for node in path[1:]] + [7]
+    absorb(memory, text, 400, words, parents, path, *rows)
+    absorb_slowly(twin, text, 400, words, parents, path, *rows)
+    assert_same(memory, twin)
+    assert (memory[4].out != memory[4].prior).any()
+
+
+def test_a_long_accepted_path_is_absorbed_token_by_token():
+    rng = np.random.default_rng(1)
+    (memory, text), (twin, _) = same_memories()
+    words, parents = random_text(rng, 12, N_VOCAB, 0), list(range(-1, 11))
+    rows, path = random_rows(rng, 12), list(range(9))
+    text = text + words[1:9] + [3]
+    absorb(memory, text, 400, words, parents, path, *rows)
+    absorb_slowly(twin, text, 400, words, parents, path, *rows)
+    assert_same(memory, twin)
+
+
+def test_the_evidence_of_a_lone_root_is_at_hand_and_that_of_a_larger_tree_is_gathered_again():
+    for cost in (1 + 0.97 * np.arange(-1, 32), np.ones(33)):
+        (memory, text), (twin, _) = same_memories(2)
+        tree, pool = layout.new_scratch(32), growth.new_pool(32)
+        terms = tokens(SOURCES), cost, np.float32(1), np.float32(0)
+        out = np.zeros((4, 32), np.int32)
+        n = growth.draft(memory, tokens(text), banning(), terms, tree, pool, (32, 32, 32), out)
+        assert (n == 1) == (cost[2] > 1)
+        assert (pool.judged[0] == 1) == (n == 1)
+        rows = random_rows(np.random.default_rng(3), 1)
+        absorb(memory, [*text, 9], 400, text[-1:], [-1], [0], *rows, pool=pool)
+        absorb_slowly(twin, [*text, 9], 400, text[-1:], [-1], [0], *rows)
+        assert_same(memory, twin)
+        assert pool.judged[0] == 0, "used once"
+
+
+def test_a_row_without_ids_leaves_the_cues_as_they_are():
+    (memory, text), (twin, _) = same_memories()
+    ids, logits = np.full((1, 4), -1, np.int32), np.full((1, 4), -np.inf, np.float32)
+    absorb(memory, [*text, 9], 400, text[-1:], [-1], [0], ids, logits)
+    for array, expected in zip(memory[1], twin[1], strict=True):
         np.testing.assert_array_equal(array, expected)
 
 
-def absorb(memory, text, n, likeliest, rate=0.01, pull=0.001):
-    growth.absorb(memory, tokens(text), n, likeliest.astype(np.float32), np.float32(rate), np.float32(pull))
-
-
-def test_what_is_absorbed_is_judged_and_learned_from_before_it_is_history():
-    rng = np.random.default_rng(0)
-    memory, text = random_memory(rng, n_vocab=N_VOCAB, breaks=0)
-    twin, _ = random_memory(np.random.default_rng(0), n_vocab=N_VOCAB, breaks=0)
-    text, likeliest = text + random_text(rng, 60, N_VOCAB, 0), rng.random(60)
-    absorb(memory, text, 400, likeliest)
-    past, _, recent, found, net = twin
-    for at in range(400, 460):
-        size = len(estimate(twin, context_after(text[:at]), 0))
-        acceptance.learn(net, found, size, np.int32(text[at]), np.float32(0.01), np.float32(0.001))
-        evidence.judge(recent, found, size, np.int32(text[at]), np.float32(likeliest[at - 400]))
-        history.append(past, tokens(text[at : at + 1]))
-    assert_same(memory, twin)
-    assert (net.out != net.prior).any()
-
-
-def test_text_absorbed_in_pieces_is_the_same_text():
-    rng = np.random.default_rng(0)
-    whole, pieces = (new_memory(random_net(np.random.default_rng(0))) for _ in range(2))
-    text, likeliest = random_text(rng, 100, 5, 0), rng.random(100)
-    absorb(whole, text, 0, likeliest)
-    absorb(pieces, text[:1], 0, likeliest)
-    absorb(pieces, text[:60], 1, likeliest[1:])
-    absorb(pieces, text, 60, likeliest[60:])
-    absorb(pieces, text, 100, likeliest[100:])
-    assert_same(whole, pieces)
-    assert whole[0].tokens[:100].tolist() == text
-    assert whole[2].start.tolist() == [0, 100]
-
-
-def put_rows(memory, text, words, parents, nodes, ids, log_probs):
-    growth.put_rows(memory, tokens(text), tokens(words), tokens(parents), np.asarray(nodes), ids, log_probs)
-
-
-def test_rows_are_put_under_the_contexts_of_their_nodes_in_order():
-    rng = np.random.default_rng(0)
-    memory, text = random_memory(rng, n_vocab=N_VOCAB)
-    twin, _ = random_memory(np.random.default_rng(0), n_vocab=N_VOCAB)
-    words, parents = random_tree(rng, 20)
-    tree = list(zip(parents[1:], words[1:], strict=True))
-    rows = [random_row(rng, 4, N_VOCAB) for _ in range(20)]
-    ids, log_probs = (np.array(column) for column in zip(*rows, strict=True))
-    ids[5] = -1
-    nodes = [*range(20), *range(0, 20, 3)]
-    put_rows(memory, text, words, parents, nodes, ids, log_probs)
-    for node in nodes:
-        if node != 5:
-            context = context_after(text + path_of(tree, node))
-            keyed_cues.put(twin[1], context, ids[node], log_probs[node], np.int64(len(text)))
-    assert_same(memory, twin)
-
-
-def test_a_row_without_ids_changes_nothing():
-    memory, text = random_memory(np.random.default_rng(0), n_vocab=N_VOCAB)
-    twin, _ = random_memory(np.random.default_rng(0), n_vocab=N_VOCAB)
-    words, parents = random_tree(np.random.default_rng(1), 20)
-    put_rows(memory, text, words, parents, range(20), np.full((20, 4), -1, np.int32), np.zeros((20, 4), np.float32))
+def test_the_rows_of_a_prompt_are_put_under_its_contexts():
+    rng = np.random.default_rng(4)
+    (memory, text), (twin, _) = same_memories()
+    words, (ids, logits) = random_text(rng, 12, N_VOCAB, 0), random_rows(rng, 12)
+    growth.read(memory, tokens(text), tokens(words), ids, logits, ids[-1, 0])
+    for i in range(12):
+        if ids[i, 0] >= 0:
+            context = context_after(text + words[: i + 1])
+            keyed_cues.put(twin[1], context, ids[i], log_softmax(logits[i]), np.int64(len(text)))
+    twin[2].last[:] = np.exp(log_softmax(logits[-1])[0])
     assert_same(memory, twin)

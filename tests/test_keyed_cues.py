@@ -132,7 +132,8 @@ def test_log_softmax_equals_numpy_with_a_floor(k):
     with np.errstate(divide="ignore"):
         expected[known] = np.maximum(np.log(weights / weights.sum(axis=1, keepdims=True)), FLOOR)
     out = np.full_like(logits, np.nan)
-    keyed_cues.log_softmax(logits, out)
+    for row, target in zip(logits, out, strict=True):
+        keyed_cues.log_softmax(row, target)
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
 
 

@@ -9,6 +9,7 @@ from scripted import ScriptedTarget, scripted_logits
 from racer_local.config import DraftConfig
 from racer_local.cost import VerifyCost
 from racer_local.draft import TopK, make_drafter
+from racer_local.draft.racer import RacerDrafter
 from racer_local.engine import generate
 from racer_local.errors import ConfigError
 from racer_local.stats import GenerationStats
@@ -129,12 +130,13 @@ def test_one_bad_stretch_does_not_wipe_what_was_learned():
 
 def test_learned_state_stays_within_the_memory_that_is_announced():
     drafter = racer()
-    announced, arrays = drafter.memory_bytes, [a for part in drafter.memory[:2] for a in part]
+    arrays = [array for part in drafter.memory[:2] for array in part]
     for seed in range(6):
         read(drafter, random_words(seed, 10_000))
-    assert drafter.memory_bytes == announced
-    assert all(a is b for a, b in zip(arrays, [a for part in drafter.memory[:2] for a in part], strict=True))
-    assert announced < 90 << 14
+    now = [array for part in drafter.memory[:2] for array in part]
+    assert all(a is b for a, b in zip(arrays, now, strict=True))
+    announced = RacerDrafter.memory_bytes(DraftConfig(history_tokens=1 << 14))
+    assert sum(array.nbytes for array in now) == announced < 90 << 14
 
 
 def test_a_chat_that_goes_on_is_remembered_once():
@@ -217,3 +219,16 @@ def test_without_a_cost_curve_there_is_no_racer():
 def test_a_history_that_cannot_be_says_why(tokens, message):
     with pytest.raises(ConfigError, match=message):
         DraftConfig(history_tokens=tokens)
+
+
+def test_a_prompts_logits_are_asked_for_only_where_they_are_cheap():
+    assert [racer(cost).prompt_rows for cost in ("cpu", "cpu-amx", "unified", "gpu")] == [0, 0, 64, 64]
+    seen = []
+    for cost in ("cpu", "gpu"):
+        drafter = racer(cost, n_vocab=8)
+        target = ScriptedTarget(n_vocab=8)
+        watched = drafter.observe
+        drafter.observe = lambda tree, top_k, watched=watched: (seen.append((cost, len(tree))), watched(tree, top_k))  # noqa: B023
+        list(generate(target, drafter, Greedy(), [1, 2, 3, 4, 5, 6, 7, 1, 2], max_tokens=1, end_tokens=()))
+    assert [n for cost, n in seen if cost == "gpu"] == [5, 3, 1], "two chunks of the prompt, then the root"
+    assert [n for cost, n in seen if cost == "cpu"] == [1]

@@ -130,7 +130,7 @@ def report(measured: Measured, model: Model, context: ContextConfig, max_tokens:
             **{name: getattr(context, name) for name in ("n_ctx", "flash_attn", "kv_type")},
             "max_tokens": max_tokens,
         },
-        "cost": measured.cost,
+        "cost": {str(n): cost for n, cost in measured.cost.items()} or None,
         "answers": measured.answers,
         "skipped": measured.skipped,
         "categories": {name: measured.as_dict(name) for name in measured.stats if name != TOTAL},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,7 @@ def run_record(args: argparse.Namespace) -> int:
                 skipped += not answered
         except KeyboardInterrupt:
             interrupted = True
+            print("interrupted: keeping what is recorded", file=sys.stderr)
     result = {"conversations": len(conversations), "skipped": skipped}
     if conversations:
         trace = to_trace(conversations)

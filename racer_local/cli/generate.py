@@ -68,8 +68,12 @@ class _Work:
     cancelled: Callable[[], bool]
 
     def open(self, draft: DraftConfig) -> Session:
+        from racer_local import kernels
         from racer_local.session import Session
 
+        if kernels.NEW and draft.nodes > 1:
+            print("racer-local: compiling the drafter, once on this machine (some 20 seconds)", file=sys.stderr)
+            kernels.NEW = False
         return Session(self.model, self.context, draft)
 
     def answer(self, session: Session, max_tokens: int, *, show: bool, record: bool = False) -> Answer:

@@ -7,9 +7,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from racer_local import models
-from racer_local.cli.options import add_model, context_from_args, model_from_args
+from racer_local.cli.options import add_model, context_from_args, from_args, model_from_args
 from racer_local.config import ContextConfig, DraftConfig
-from racer_local.errors import ModelError
+from racer_local.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from racer_local.cost import VerifyCost
@@ -20,15 +20,19 @@ WIDTH = 50
 def add_parser(commands: Any) -> None:
     what = "measure what verifying n nodes costs, and remember it for the drafts"
     parser = commands.add_parser("profile", help=what, description=__doc__)
-    add_model(parser, ContextConfig)
+    add_model(parser, ContextConfig, DraftConfig)
     parser.add_argument("--json", action="store_true", help="for machines")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    context, config, draft = context_from_args(args), model_from_args(args), DraftConfig(draft="racer")
+    context, config = context_from_args(args), model_from_args(args)
+    draft = from_args(DraftConfig, args)
+    if not draft.needs_cost:
+        raise ConfigError("only the racer drafter decides by costs; leave out --draft, and --max-nodes 1")
     path = models.find(args.model)
 
+    from racer_local.draft.racer import RacerDrafter
     from racer_local.llama import LlamaTarget, Model
     from racer_local.session import verify_cost
 
@@ -36,11 +40,13 @@ def run(args: argparse.Namespace) -> int:
         if target.max_nodes == 1:
             raise ModelError(f"{path.name} can't verify trees (recurrent or hybrid memory); it decodes plainly")
         cost = verify_cost(target, again=True)
+        memory = RacerDrafter.memory_bytes(draft)
         if args.json:
-            print(json.dumps({"facts": target.facts, **as_json(cost, draft.nodes)}))
+            print(json.dumps({"facts": target.facts, "memory_bytes": memory, **as_json(cost, draft.nodes)}))
         else:
             print(f"{path.name}, {context.n_threads} threads: T(1) is {1e3 * cost.seconds[0]:.2f} ms")
             print(plot(cost, draft.nodes))
+            print(f"what the drafter learns takes {models.readable_size(memory)}, never more (--history)")
     return 0
 
 

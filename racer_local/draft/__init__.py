@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from racer_local.config import DraftConfig
-from racer_local.cost import VerifyCost
 from racer_local.errors import ConfigError
 from racer_local.tree import DraftTree, Int32s, Limit, NodeIds, Tokens
+
+if TYPE_CHECKING:  # it loads numba, which plain decoding does without
+    from racer_local.cost import VerifyCost
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +87,7 @@ def make_drafter(
     from racer_local.draft.sources import SourcesDrafter
     from racer_local.kernels import warm_up
 
-    warm_up()
+    warm_up("topk", *(("growth", "drift") if config.needs_cost else ("layout", "cues", "lookup", "automaton")))
     banned = np.zeros(n_vocab, np.bool_)
     banned[list(end_tokens)] = True
     if config.needs_cost:

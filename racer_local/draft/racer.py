@@ -14,6 +14,8 @@ from racer_local.draft import TopK
 from racer_local.draft.sources import Text
 from racer_local.kernels import evidence, growth, history, keyed_cues, layout
 from racer_local.kernels.acceptance import Net
+from racer_local.kernels.history import History
+from racer_local.kernels.keyed_cues import Cues
 from racer_local.tree import DraftTree, Limit, NodeIds, Source, Tokens
 
 SOURCES = np.array([Source.CONTEXT, Source.LOGITS], np.int32)
@@ -22,8 +24,16 @@ CAUTION_OF_DEBT = 5.0
 paying costs little. Measured: 0 lets translation fall to 0.97x on one curve, 10 costs the rest 0.5%."""
 DEBT_KEPT = 0.9
 """Share of a debt that the next conversation starts with."""
+CHEAP = 6.0
+"""Where PROMPT_ROWS tokens cost fewer plain forwards than this, the last rows of a prompt are worth having: 2% on a
+GPU's curve. On a CPU they bring nothing, and the logits of a prompt are a fifth of the time to read it."""
 MOST_CREDIT = 5.0
 """Plain forwards saved that are remembered: a long run of luck is no licence to lose it all again."""
+
+
+def _new_memory(config: DraftConfig) -> tuple[History, Cues]:
+    cues = keyed_cues.new_cues(config.history_tokens // 2, config.breadth)
+    return history.new_history(config.history_tokens), cues
 
 
 class RacerDrafter:
@@ -32,16 +42,13 @@ class RacerDrafter:
     What it learns (text, cues, how far to trust them) serves later prompts too, within a fixed amount of memory.
     """
 
-    prompt_rows: int | None = PROMPT_ROWS
-    """Those of a whole prompt bring 1% more speed, and cost 11% of the time to read it."""
-
     def __init__(
         self, config: DraftConfig, banned: NDArray[np.bool_], cost: VerifyCost, prior: Net | None = None
     ) -> None:
         self.breadth = config.breadth
         self.cost = cost
-        self.history = history.new_history(config.history_tokens)
-        self.cues = keyed_cues.new_cues(config.history_tokens // 2, config.breadth)
+        self.prompt_rows: int | None = PROMPT_ROWS if cost.relative[PROMPT_ROWS] < CHEAP else 0
+        self.history, self.cues = _new_memory(config)
         self.recent = evidence.new_recent()
         self.net = prior or load_prior()
         self._banned = banned
@@ -56,10 +63,10 @@ class RacerDrafter:
         self._drafted = DraftTree.chain([0])
         self._drafted_at = 0.0
 
-    @property
-    def memory_bytes(self) -> int:
-        """What is learned never takes more."""
-        return sum(array.nbytes for part in (self.history, self.cues) for array in part)
+    @staticmethod
+    def memory_bytes(config: DraftConfig) -> int:
+        """What a drafter's learning takes, from the start to the end."""
+        return sum(array.nbytes for part in _new_memory(config) for array in part)
 
     def clear(self) -> None:
         """Forget all that was learned."""
