@@ -45,3 +45,12 @@ def smollm2(smollm2_path):
 
     with Model(smollm2_path) as model:
         yield model
+
+
+@pytest.fixture
+def trace_path(tmp_path):
+    """A recorded trace of random conversations."""
+    from benches import random_trace
+
+    random_trace().save(tmp_path / "trace.npz")
+    return tmp_path / "trace.npz"
