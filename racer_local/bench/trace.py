@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -48,6 +49,8 @@ class Trace:
 def load_trace(path: Path) -> Trace:
     """A recorded file, checked. Raises ConfigError where it is none."""
     try:
+        if path.is_file() and not zipfile.is_zipfile(path):
+            raise ValueError("not an .npz file")
         with np.load(path, allow_pickle=False) as file:
             trace = Trace(**{field.name: file[field.name] for field in fields(Trace)})
         wrong = _what_is_wrong(trace)

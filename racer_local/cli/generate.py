@@ -45,13 +45,13 @@ def run(args: argparse.Namespace) -> int:
     if args.compare and not (sampling.greedy or sampling.seeded):
         raise ConfigError("--compare with a temperature needs a --seed, or the two answers differ by chance")
     path = models.find(args.model)
-
-    from racer_local.llama import Model
-
     _show_any_character()
-    with _interruptible() as cancelled, Model(path, config) as model:
-        work = _Work(args, model, context, draft, sampling, _prompt_tokens(model, text, args), cancelled)
-        (_compare if args.compare else _answer)(work)
+    with _interruptible() as cancelled:
+        from racer_local.llama import Model  # an interrupt while it is imported might get lost
+
+        with Model(path, config) as model:
+            work = _Work(args, model, context, draft, sampling, _prompt_tokens(model, text, args), cancelled)
+            (_compare if args.compare else _answer)(work)
         return INTERRUPTED if cancelled() else 0
 
 
