@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 from tiny_gguf import write_tiny_gguf
@@ -231,7 +232,9 @@ def test_a_context_beyond_the_models_training_is_noted(capsys, tiny_path):
 def test_ctrl_c_while_the_model_loads_is_not_lost(tiny_path, wait):
     command = [sys.executable, "-m", "racer_local", "generate", "-m", str(tiny_path), "-p", "hello", "--raw"]
     command += ["--ctx", "100000", "--max-tokens", "90000", "--threads", "1", "--json"]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    # A shell's background job, as these tests may be, ignores SIGINT, and its children with it.
+    heed = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed)
     time.sleep(wait)
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=20)
