@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -34,6 +34,8 @@ COST_CURVES = {
     "gpu": "1:1 16:1.03 32:1.06 64:1.12 128:1.3",
 }
 """Curves to judge drafters by: two measured (2-core x86, a 1.5B model, Q4_K_M), two assumed."""
+RECURRENT_NODES = 8
+"""The longest draft, root counted, for a model with a recurrent state: it takes that many copies of the state."""
 DEFAULT_MAX_TOKENS = 256
 KV_TYPES = ("f16", "bf16", "q8_0", "f32")
 FLASH_ATTN = ("auto", "on", "off")
@@ -127,7 +129,9 @@ class ContextConfig:
         "auto: off on a CPU, where it makes each drafted node dear; on where layers are offloaded",
         choices=FLASH_ATTN,
     )
-    kv_type: str = _setting("f16", "type of the cached keys and values", choices=KV_TYPES)
+    kv_type: str | None = _setting(
+        None, "type of the cached keys and values; default: f16, with --exact on a CPU bf16", choices=KV_TYPES
+    )
     options: Options = field(default_factory=dict)
     """Further fields of llama_context_params by their own name, for example {"rope_freq_base": 1e6}."""
 
@@ -138,7 +142,8 @@ class ContextConfig:
         if self.threads is not None:
             _check("threads", self.threads, 1, 512, f"(this machine: {default_threads()})")
         _check_choice("flash_attn", self.flash_attn, FLASH_ATTN)
-        _check_choice("kv_type", self.kv_type, KV_TYPES)
+        if self.kv_type is not None:
+            _check_choice("kv_type", self.kv_type, KV_TYPES)
         if self.kv_type == "q8_0" and self.flash_attn == "off":
             raise ConfigError("kv_type q8_0 needs flash attention; set flash_attn to on, or kv_type to f16")
 
@@ -146,6 +151,11 @@ class ContextConfig:
     def n_threads(self) -> int:
         """Threads in force."""
         return self.threads or default_threads()
+
+    def for_exact(self) -> ContextConfig:
+        """What is left open set to what makes a row of a batch equal a single one on a CPU."""
+        flash_attn = "on" if self.flash_attn == "auto" else self.flash_attn
+        return replace(self, flash_attn=flash_attn, kv_type=self.kv_type or "bf16")
 
     @property
     def batch_equals_single(self) -> bool:
@@ -192,12 +202,26 @@ class SamplingConfig:
         return self.seed is not None and self.seed >= 0
 
 
+_KINDS: dict[str, tuple[type, ...]] = {
+    "bool": (bool,),
+    "int": (int,),
+    "str": (str,),
+    "float": (int, float),
+    "int | None": (int, type(None)),
+}
+
+
 @dataclass(frozen=True)
 class DraftConfig:
     """What is drafted. The numbers are the paper's where it gives any."""
 
     draft: str = _setting("racer", "the drafter; none is plain decoding", choices=tuple(DRAFTERS))
     max_nodes: int | None = _setting(None, "nodes of a draft tree, root counted; default: the drafter's own")
+    exact: bool = _setting(
+        False,
+        "the token ids of plain decoding, to the bit: settings of the context that are left open are chosen for it, "
+        "and no tree is larger than was found to change nothing",
+    )
     breadth: int = 8
     """k: next tokens kept per vocabulary id ("copy-logit")."""
     ngram: int = 10
@@ -230,6 +254,33 @@ class DraftConfig:
             )
         _check("fade", self.fade, 0, 1)
         _check("caution", self.caution, 0, 10)
+
+    @classmethod
+    def of(cls, value: bool | Mapping[str, Any] | DraftConfig | None) -> DraftConfig:
+        """From what a `racer` argument may be: True and None are the default, False is plain decoding.
+
+        Raises ConfigError, listing the known keys, for an unknown one.
+        """
+        if isinstance(value, DraftConfig):
+            return value
+        if value is None or isinstance(value, bool):
+            return cls(draft="none") if value is False else cls()
+        return cls().with_keys(value)
+
+    def with_keys(self, changes: Mapping[str, Any], allowed: Collection[str] | None = None) -> DraftConfig:
+        """With these settings changed; `allowed` are those that may be, by default all. Values are checked."""
+        if not isinstance(changes, Mapping):
+            raise ConfigError(f"racer is {changes!r}; it must be True, False, a DraftConfig or a dict of its settings")
+        known = {setting.name: setting for setting in fields(self)}
+        allowed = known if allowed is None else allowed
+        for name, value in changes.items():
+            if name not in allowed:
+                later = " while it is open" if name in known else ""
+                raise ConfigError(f"racer has no setting {name!r}{later}; known: {', '.join(allowed)}")
+            kinds = _KINDS[str(known[name].type)]
+            if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+                raise ConfigError(f"racer's {name} is {value!r}; it must be of type {known[name].type}")
+        return replace(self, **changes)
 
     @property
     def nodes(self) -> int:

@@ -6,20 +6,17 @@ tiles), so it is never assumed. What decides about a draft is T(n) / T(1).
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from racer_local.config import COST_CURVES, MAX_NODES, cache_home
+from racer_local import remembered
+from racer_local.config import COST_CURVES, MAX_NODES
 from racer_local.errors import ConfigError
 from racer_local.kernels import drift
 
@@ -43,7 +40,7 @@ PLAIN_STEPS = 4
 NOISE, SURPRISE = 0.2, 0.3
 """Spread (log) of a step's time, and the most that one step counts: a hiccup is no trend."""
 DEAREST = 1e9
-FORMAT = 1
+KIND, FORMAT = "costs", 1
 
 
 class VerifyCost:
@@ -155,38 +152,16 @@ def probe(evaluate: Callable[[int], object], most: int, clock: Callable[[], floa
 
 
 def recall(facts: Mapping[str, Any], folder: Path | None = None) -> VerifyCost | None:
-    """The curve remembered for these facts (model, build, threads, ...), or None.
-
-    A file that is damaged, of another format or about other facts is as good as none.
-    """
+    """The curve remembered for these facts (model, build, threads, ...), or None."""
+    data = remembered.recall(KIND, FORMAT, facts, folder)
     try:
-        data = json.loads(_path(facts, folder).read_text(encoding="utf-8"))
-        if data["format"] != FORMAT or data["facts"] != json.loads(json.dumps(facts)):
-            return None
-        if not all(type(n) is int for n in data["sizes"]):
+        if data is None or not all(type(n) is int for n in data["sizes"]):
             return None
         return VerifyCost(data["sizes"], data["seconds"])
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return None
 
 
 def remember(facts: Mapping[str, Any], cost: VerifyCost, folder: Path | None = None) -> None:
-    """Keep a measured curve for these facts; where the folder can't be written it is measured again next time."""
-    path = _path(facts, folder)
-    data = {"format": FORMAT, "facts": dict(facts), "sizes": cost.sizes, "seconds": cost.seconds}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as file:
-            try:
-                json.dump(data, file)
-                file.close()
-                os.replace(file.name, path)
-            finally:
-                Path(file.name).unlink(missing_ok=True)
-    except OSError:
-        return
-
-
-def _path(facts: Mapping[str, Any], folder: Path | None) -> Path:
-    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
-    return (folder or cache_home() / "costs") / f"{key}.json"
+    """Keep a measured curve for these facts."""
+    remembered.remember(KIND, FORMAT, facts, {"sizes": cost.sizes, "seconds": cost.seconds}, folder)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from racer_local.config import MAX_NODES
 from racer_local.draft import Drafter, TopK
 from racer_local.errors import ConfigError, ContextFullError
 from racer_local.stats import GenerationStats
@@ -31,21 +32,25 @@ def generate(
     *,
     max_tokens: int,
     end_tokens: Collection[int],
+    max_nodes: int = MAX_NODES,
+    learns_from_prompt: bool = True,
     stats: GenerationStats | None = None,
     cancelled: Callable[[], bool] = never,
 ) -> Generator[Emitted, None, None]:
     """Answer `prompt`, token by token, until an end token (not emitted), `max_tokens` or a full context.
 
     Plain decoding is this loop with a drafter that drafts nothing. Closing the iterator early is safe: the
-    cache then holds the prompt and what was emitted, less the last token, which is the next root.
+    cache then holds the prompt and what was emitted, less the last token, which is the next root. No tree has more
+    than `max_nodes` nodes. `learns_from_prompt`: the drafter is shown the prompt's logits if it wants them, for which
+    the prompt is read in smaller batches.
 
     Raises ContextFullError when the prompt leaves no room for a token, ConfigError when it is empty.
     """
     stats = GenerationStats() if stats is None else stats
-    left = min(max_tokens, _room(target, prompt))
+    left, nodes = min(max_tokens, _room(target, prompt)), min(max_nodes, target.max_nodes)
     stop = Sticky(cancelled)
     if left > 0:
-        _prefill(target, drafter, sampler, prompt, stats, stop)
+        _prefill(target, drafter, sampler, prompt, learns_from_prompt and nodes > 1, stats, stop)
     root, stats.finish_reason = int(prompt[-1]), "length"
 
     while left > 0 and stats.finish_reason == "length":
@@ -53,7 +58,7 @@ def generate(
             stats.finish_reason = "cancelled"
             return
         with stats.timing("decode_seconds", "draft_seconds"):
-            tree = drafter.draft(root, Limit(target.max_nodes, target.max_leaves, depth=left - 1))
+            tree = drafter.draft(root, Limit(nodes, target.max_leaves, depth=left - 1))
         kept: NodeIds = []
         try:
             with stats.timing("decode_seconds"):
@@ -116,6 +121,7 @@ def _prefill(
     drafter: Drafter,
     sampler: Sampler,
     prompt: Tokens,
+    learns: bool,
     stats: GenerationStats,
     cancelled: Callable[[], bool],
 ) -> None:
@@ -125,9 +131,8 @@ def _prefill(
         drafter.observe(DraftTree.chain(tokens), TopK.of(rows, drafter.breadth))
 
     stats.prompt_tokens = len(prompt)
-    learns = drafter.breadth > 0 and target.max_nodes > 1
     with stats.timing("prefill_seconds"):
         sampler.begin(prompt)
         drafter.begin(prompt)
-        on_rows = learn if learns else None
+        on_rows = learn if learns and drafter.breadth else None
         stats.cached_tokens = target.prefill(prompt[:-1], on_rows, cancelled, drafter.prompt_rows)

@@ -21,7 +21,11 @@ class BindingError(RacerError):
     """llama-cpp-python can't be imported, or its build crashes on this CPU."""
 
 
-class ContextFullError(RacerError):
+class ExactnessError(ConfigError):
+    """Plain decoding's ids can't be promised with a setting that the caller chose; the message names it."""
+
+
+class ContextFullError(RacerError, ValueError):
     """A prompt or an answer does not fit into the context."""
 
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from racer_local.config import DEFAULT_MAX_TOKENS, ContextConfig, DraftConfig, SamplingConfig
-from racer_local.cost import VerifyCost, probe, recall, remember
-from racer_local.draft import Drafter, TopK, make_drafter
-from racer_local.engine import generate
+from racer_local.cost import VerifyCost
+from racer_local.draft import TopK
 from racer_local.llama import LlamaTarget, Message, Model, make_sampler, render_chat
+from racer_local.racing import Racer, in_the_way
 from racer_local.stats import GenerationStats
 from racer_local.target import Sampler, never
 from racer_local.text import Detokenizer
-from racer_local.tree import DraftTree, Tokens
+from racer_local.tree import Tokens
 
 NEAR = 16
 """Likeliest tokens kept of each row for `compare`."""
@@ -73,19 +73,26 @@ class Session:
     ) -> None:
         self.model = model
         self.draft = draft or DraftConfig()
+        context = context or ContextConfig()
+        chosen = in_the_way(context)
+        if self.draft.exact and not model.offloads:
+            context = context.for_exact()
+        self.target = LlamaTarget(model, context, max_nodes=self.draft.nodes)
+        self._racer = Racer(self.target, self.draft, model.end_tokens, chosen)
         self.notes: list[str] = []
         """What the user should know, a line each."""
-        if self.draft.nodes > 1 and not model.can_branch:
-            self.draft = replace(self.draft, draft="none")
-            self.notes.append("this model's memory keeps rejected tokens (recurrent or hybrid), so it decodes plainly")
-        self.target = LlamaTarget(model, context, max_nodes=self.draft.nodes)
-        self.cost = verify_cost(self.target) if self.draft.needs_cost else None
-        self.drafter = self._new_drafter()
+        if self._racer.disabled_reason:
+            self.notes.append(self._racer.disabled_reason)
         if self.target.n_ctx > model.n_ctx_train:
             self.notes.append(
                 f"the model was trained on {model.n_ctx_train} tokens; beyond them its text may get worse "
                 f"(the context holds {self.target.n_ctx})"
             )
+
+    @property
+    def cost(self) -> VerifyCost | None:
+        """T(n), where the drafter decides by it."""
+        return self._racer.cost
 
     def answer(
         self,
@@ -101,7 +108,7 @@ class Session:
 
         `on_text` gets the text as it grows; `record` keeps every draw.
         """
-        answer = Answer(GenerationStats(draft=self.draft.draft))
+        answer = Answer(GenerationStats())
         sampler = make_sampler(sampling or SamplingConfig(), self.model.n_vocab)
         if record:
             sampler = recorder = Recorder(sampler)
@@ -113,20 +120,20 @@ class Session:
             if text:
                 on_text(text)
 
-        stream = generate(
-            self.target,
-            self.drafter,
-            sampler,
-            self._tokens(prompt),
-            max_tokens=max_tokens,
-            end_tokens=self.model.end_tokens,
-            stats=answer.stats,
-            cancelled=cancelled,
-        )
-        with self.target.lock, closing(stream):
-            for emitted in stream:
-                answer.token_ids.append(emitted.token)
-                show(detokenizer.push(emitted.token))
+        tokens = self._tokens(prompt)
+        with self.target.lock:
+            stream = self._racer.generate(
+                tokens,
+                sampler,
+                max_tokens=max_tokens,
+                end_tokens=self.model.end_tokens,
+                stats=answer.stats,
+                cancelled=cancelled,
+            )
+            with closing(stream):
+                for emitted in stream:
+                    answer.token_ids.append(emitted.token)
+                    show(detokenizer.push(emitted.token))
         show(detokenizer.flush())
         return answer
 
@@ -140,11 +147,7 @@ class Session:
     def forget(self) -> None:
         """Empty the cache and start with a drafter that has seen nothing."""
         with self.target.lock:
-            self.target.clear()
-            self.drafter = self._new_drafter()
-
-    def _new_drafter(self) -> Drafter:
-        return make_drafter(self.draft, self.model.n_vocab, self.model.end_tokens, self.cost)
+            self._racer.forget()
 
     def close(self) -> None:
         self.target.close()
@@ -154,28 +157,6 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def verify_cost(target: LlamaTarget, *, again: bool = False) -> VerifyCost:
-    """T(n) of an opened target, as remembered from an earlier time on this machine, else measured now.
-
-    `again`: measured in any case. The target's cache is empty afterwards where it was measured.
-    """
-    facts = target.facts
-    remembered = None if again else recall(facts)
-    if remembered is not None:
-        return remembered
-    most = min(target.max_nodes, target.n_ctx)
-    tokens = np.arange(most, dtype=np.int32) % target.n_vocab
-
-    def evaluate(n: int) -> None:
-        target.evaluate(DraftTree.chain(tokens[:n]))
-        target.commit([])
-
-    target.clear()
-    measured = probe(evaluate, most)
-    remember(facts, measured)
-    return measured
 
 
 @dataclass(frozen=True)

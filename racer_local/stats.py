@@ -16,6 +16,12 @@ class GenerationStats:
     """What one answer cost. Times are seconds of wall clock, without the time the caller took between tokens."""
 
     draft: str = ""
+    exact: bool = False
+    """Whether the ids are plain decoding's, to the bit."""
+    row_limit: int | None = None
+    """The largest tree that keeps them so, root counted; None where nothing limits it."""
+    disabled_reason: str | None = None
+    """Why nothing was drafted though it was asked for."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens that the target still held."""
@@ -81,7 +87,7 @@ class GenerationStats:
         """Take another answer's raw counts in."""
         for counter in fields(self):
             value = getattr(other, counter.name)
-            if isinstance(value, (int, float)):
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
                 setattr(self, counter.name, getattr(self, counter.name) + value)
         for source, count in other.accepted_by_source.items():
             self.accepted_by_source[source] += count
@@ -90,6 +96,9 @@ class GenerationStats:
         """The `stats` object of the command line's JSON."""
         return {
             "draft": self.draft,
+            "exact": self.exact,
+            "row_limit": self.row_limit,
+            "disabled_reason": self.disabled_reason,
             "steps": self.steps,
             "mean_accepted_tokens": round(self.mean_accepted_tokens, 4),
             "drafted": self.drafted,

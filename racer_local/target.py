@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +20,16 @@ OnRows = Callable[[Tokens, Rows], None]
 def never() -> bool:
     """The `cancelled` of a caller that never cancels."""
     return False
+
+
+@dataclass(frozen=True)
+class Exactness:
+    """How far a row of a batch equals the row of a single token, to the bit."""
+
+    rows: int
+    """In trees of up to so many nodes; 1: in none."""
+    branches: bool
+    """In trees with several leaves too, and in prompts of any length."""
 
 
 class Target(Protocol):

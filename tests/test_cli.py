@@ -46,6 +46,9 @@ def test_json_is_one_object_on_the_last_line_with_the_promised_keys(capsys, tiny
     assert set(answer) == {"text", "token_ids", "finish_reason", "prompt_tokens", "completion_tokens", "stats"}
     assert set(answer["stats"]) == {
         "draft",
+        "exact",
+        "row_limit",
+        "disabled_reason",
         "steps",
         "mean_accepted_tokens",
         "drafted",

@@ -385,6 +385,6 @@ def test_points_that_are_no_numbers_of_a_curve_are_one_line(points):
 
 
 def test_no_part_of_a_file_is_left_where_it_could_not_be_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(cost_module.json, "dump", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(cost_module.remembered.json, "dump", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     remember({"model": "a"}, VerifyCost([1, 2], [1.0, 1.5]), tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -13,11 +13,12 @@ from benches import (
 )
 from tiny_gguf import write_tiny_gguf
 
-from racer_local import session
+from racer_local import racing
 from racer_local.config import ContextConfig, DraftConfig
 from racer_local.cost import SIZES, VerifyCost
 from racer_local.llama import LlamaTarget
-from racer_local.session import Session, verify_cost
+from racer_local.racing import verify_cost
+from racer_local.session import Session
 
 
 def test_profile_prints_the_curve(capsys, tiny_path):
@@ -65,7 +66,7 @@ def probes(monkeypatch, tmp_path):
         found.append(VerifyCost([1, most], [1.0, 2.0 + len(found)]))
         return found[-1]
 
-    monkeypatch.setattr(session, "probe", fake)
+    monkeypatch.setattr(racing, "probe", fake)
     return found
 
 

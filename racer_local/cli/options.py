@@ -84,7 +84,9 @@ def _flag(setting: Field[Any]) -> str:
 
 def _details(setting: Field[Any], kind: Any) -> dict[str, Any]:
     shown = "" if setting.default in (None, MISSING) else f" (default: {setting.default})"
-    kinds = {int: int, float: float, str: str, int | None: int}
+    kinds = {int: int, float: float, str: str, int | None: int, str | None: str}
+    if kind is bool:
+        return {"action": "store_true", "default": None, "help": setting.metadata["help"].replace("%", "%%")}
     return {
         "type": kinds[kind],
         "choices": setting.metadata["choices"],

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
     from racer_local.draft.racer import RacerDrafter
     from racer_local.llama import LlamaTarget, Model
-    from racer_local.session import verify_cost
+    from racer_local.racing import verify_cost
 
     with Model(path, config) as model, LlamaTarget(model, context, max_nodes=draft.nodes) as target:
         if target.max_nodes == 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,27 +34,50 @@ END = -1
 """As a position: up to the last one."""
 
 
-class Context:
-    """Room for `cells` tokens in the memory, trees of `max_nodes` and `max_rows` rows of logits.
+@dataclass(frozen=True)
+class Shape:
+    """What a context must have room for."""
 
-    Freed when closed, when its model is closed, or with the last reference to it.
+    cells: int
+    """Tokens in the memory."""
+    sequences: int
+    nodes: int
+    """Of the largest tree."""
+    rows: int
+    """Of logits."""
+    snapshots: int
+    """Of a recurrent state: how many tokens can be taken back."""
+
+    def apply(self, params: Any) -> None:
+        """Set the fields of llama_context_params that follow from it; n_batch and n_ubatch are there already."""
+        params.kv_unified = True  # else a token can't be on several sequences
+        params.n_ctx, params.n_seq_max, params.n_rs_seq = self.cells, self.sequences, self.snapshots
+        params.n_batch = max(params.n_batch, self.nodes)
+        params.n_ubatch = max(min(params.n_batch, params.n_ubatch), self.nodes)  # a tree must not be split
+        params.n_outputs_max = self.rows
+
+
+class Context:
+    """A llama_context of a shape. Freed when closed, when its model is closed, or with the last reference to it.
+
+    `handle` is one that somebody else opened in that shape, and will free after closing this object.
     """
 
-    def __init__(
-        self, model: Model, config: ContextConfig, *, cells: int, sequences: int, max_nodes: int, max_rows: int
-    ) -> None:
+    def __init__(self, model: Model, config: ContextConfig, shape: Shape, handle: Any = None) -> None:
         self.model = model
-        max_batch = max(config.n_batch, max_nodes)
-        self.batch = Batch(max_batch)
-        self._max_rows = max_rows
+        self.batch = Batch(max(config.n_batch, shape.nodes))
+        self._max_rows = shape.rows
         self._rows_at: int | None = None
         self._lib = library.init()
-        params = self._params(config)
-        params.n_ctx, params.n_batch = cells, max_batch
-        params.n_seq_max, params.n_outputs_max = sequences, max_rows
-        params.n_ubatch = max(min(max_batch, params.n_ubatch), max_nodes)  # a tree must not be split
-        self._handle = self._open(params, config)
-        self._free = weakref.finalize(self, _free, self._lib, self._handle, model)
+        self._free: weakref.finalize[..., Any]
+        if handle is None:
+            params = self._params(config)
+            shape.apply(params)
+            self._handle = self._open(params, config)
+            self._free = weakref.finalize(self, _free, self._lib, self._handle, model)
+        else:
+            self._handle = handle
+            self._free = weakref.finalize(self, _leave, model)
         self.lock = threading.RLock()
         """Held by whoever uses the context; closing waits for it."""
         model.closes_first(self)
@@ -63,11 +87,11 @@ class Context:
 
     def _params(self, config: ContextConfig) -> Any:
         params = self._lib.llama_context_default_params()
-        params.kv_unified = True  # else a token can't be on several sequences
         params.swa_full = True  # else a sliding window forgets what a rollback needs
+        params.n_batch = config.n_batch
         params.n_threads = params.n_threads_batch = config.n_threads
         params.flash_attn_type = _flash_attn(self._lib, config, self.model.offloads)
-        params.type_k = params.type_v = GGML_TYPES[config.kv_type]
+        params.type_k = params.type_v = GGML_TYPES[config.kv_type or "f16"]
         if own := OWN_FIELDS & config.options.keys():
             raise ConfigError(f"the context option {min(own)} follows from other settings; use those")
         library.set_fields(params, config.options, "the context")
@@ -126,6 +150,15 @@ class Context:
         """Let sequence `to` see what `source` has at the positions start .. end-1."""
         self._lib.llama_memory_seq_cp(self._memory, source, to, start, end)
 
+    def forgets_before(self, sequence: int) -> int:
+        """The first position that a sequence still has in every layer (llama_memory_seq_pos_min); -1: none."""
+        return int(self._lib.llama_memory_seq_pos_min(self._memory, sequence))
+
+    @property
+    def snapshots(self) -> int:
+        """How many tokens of a recurrent state can be taken back; 0 where the architecture has no such thing."""
+        return int(self._lib.llama_n_rs_seq(self.handle))
+
     def clear(self) -> None:
         self._lib.llama_memory_clear(self._memory, False)
 
@@ -137,6 +170,10 @@ class Context:
 def _free(lib: Any, handle: Any, _model: Model) -> None:
     """The finalizer holds the model, which must outlive its contexts."""
     lib.llama_free(handle)
+
+
+def _leave(_model: Model) -> None:
+    """The finalizer of what somebody else frees."""
 
 
 def _flash_attn(lib: Any, config: ContextConfig, offloads: bool) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from racer_local.binding import cpu_model
-from racer_local.config import ModelConfig
+from racer_local.config import ModelConfig, Options
 from racer_local.errors import ConfigError, ModelError
 from racer_local.llama import library
 
@@ -51,6 +51,23 @@ class Model:
         if not self._handle:
             raise ModelError(_why_not(self.path, library.cause()))
         self._free = weakref.finalize(self, self._lib.llama_model_free, self._handle)
+        self._read_facts()
+
+    @classmethod
+    def lent(cls, handle: Any, path: str | Path, *, offloads: bool, options: Options) -> Model:
+        """A llama_model that somebody else loaded, with these options, and will free: after closing this object.
+
+        Raises ModelError where it can't generate text; it is then still whole.
+        """
+        model = cls.__new__(cls)
+        model.path, model._lib, model._handle, model.offloads = Path(path), library.init(), handle, offloads
+        model._gpu_layers, model._options = -1 if offloads else 0, dict(options)
+        model._contexts = weakref.WeakSet()
+        model._free = weakref.finalize(model, _leave, handle)
+        model._read_facts()
+        return model
+
+    def _read_facts(self) -> None:
         if not self._lib.llama_model_has_decoder(self._handle) or self._lib.llama_model_has_encoder(self._handle):
             self.close()
             raise ModelError(f"{self.path.name} is no decoder-only model; it can't generate text here")
@@ -60,6 +77,8 @@ class Model:
             self._lib.llama_model_is_recurrent(self._handle) or self._lib.llama_model_is_hybrid(self._handle)
         )
         """Whether rejected nodes can be taken out of the memory: a recurrent state keeps them."""
+        self.window: int = self._lib.llama_model_n_swa(self._handle)
+        """Tokens that the layers with a sliding window see; 0 where there are none."""
 
     @property
     def handle(self) -> Any:
@@ -154,6 +173,10 @@ class Model:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _leave(_handle: Any) -> None:
+    """The finalizer of what somebody else frees."""
 
 
 def _check_options(config: ModelConfig) -> None:

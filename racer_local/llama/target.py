@@ -8,18 +8,22 @@ as they lie, so a later token in the cell of a rejected one would change the sum
 the rejected cells that lie before kept ones become holes: two spare sequences hold them (two, since llama.cpp
 takes a cell of one sequence back once it leaves a sliding window). When space is short the holes are closed by
 evaluating the text again from the first one on.
+
+A recurrent or hybrid memory can't branch. Where it keeps snapshots of its state (n_rs_seq) the last tokens of a
+forward can be taken back, so there drafts are chains; elsewhere there are none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from threading import RLock
+from typing import Any
 
-from racer_local.config import MAX_NODES, PROMPT_ROWS, ContextConfig
-from racer_local.errors import ConfigError, ContextFullError
-from racer_local.llama.context import Context
+from racer_local.config import MAX_NODES, PROMPT_ROWS, RECURRENT_NODES, ContextConfig
+from racer_local.errors import ConfigError, ContextFullError, DecodeError
+from racer_local.llama.context import Context, Shape
 from racer_local.llama.model import Model
-from racer_local.target import OnRows, Rows, never
+from racer_local.target import Exactness, OnRows, Rows, never
 from racer_local.tree import DraftTree, NodeIds, Tokens
 
 
@@ -30,14 +34,23 @@ class LlamaTarget:
     for prompts PROMPT_ROWS) x vocabulary x 4 bytes.
     """
 
-    def __init__(self, model: Model, config: ContextConfig | None = None, max_nodes: int = 1) -> None:
+    def __init__(
+        self, model: Model, config: ContextConfig | None = None, max_nodes: int = 1, handle: Any = None
+    ) -> None:
+        """`handle` is a llama_context that somebody else opened in the `shape_for` these, see `Context`."""
         config = config or ContextConfig()
         if not 1 <= max_nodes <= MAX_NODES:
             raise ConfigError(f"max_nodes is {max_nodes}; it must be from 1 to {MAX_NODES} (the root counts)")
         self.n_ctx = config.n_ctx or min(ContextConfig.DEFAULT_CTX, model.n_ctx_train)
         self.n_vocab = model.n_vocab
-        self.max_nodes = max_nodes if model.can_branch else 1
-        self.max_leaves = max(1, self.max_nodes - 1)
+        shape = shape_for(model, self.n_ctx, max_nodes)
+        self._context = Context(model, config, shape, handle)
+        self._can_branch, self._window = model.can_branch, model.window
+        if self._context.snapshots or not model.can_branch:
+            self._can_branch = False
+            max_nodes = min(max_nodes, 1 + self._context.snapshots)
+        self.max_nodes = max_nodes
+        self.max_leaves = max(1, max_nodes - 1) if self._can_branch else 1
         self.held: list[int] = []
         """The tokens in the cache."""
         self.facts = {
@@ -50,24 +63,30 @@ class LlamaTarget:
         }
         """What a forward's time depends on; JSON."""
         self._n_batch = config.n_batch
-        self._prompt_rows = PROMPT_ROWS if self.max_nodes > 1 else 1
-        self._spares = (self.max_leaves, self.max_leaves + 1) if self.max_nodes > 1 else ()
-        sequences = self.max_leaves + len(self._spares)
-        self._context = Context(
-            model,
-            config,
-            cells=self.n_ctx + self.max_nodes,  # room for a tree at the last position
-            sequences=sequences,
-            max_nodes=self.max_nodes,
-            max_rows=max(self._prompt_rows, self.max_nodes, sequences),
-        )
-        self._keeps_order = config.batch_equals_single
+        self._prompt_rows = min(PROMPT_ROWS, shape.rows)
+        self._spares = (self.max_leaves, self.max_leaves + 1) if self.max_leaves > 1 else ()
+        self._most = self.max_nodes, self.max_leaves
+        self._exact: Exactness | None = None
+        self._always_in_order = config.batch_equals_single
         self._holes_from: int | None = None
         """No cell of the text below this position lies behind a hole; None: there are no holes."""
         self._pending: DraftTree | None = None
         self._first, self._end = DraftTree.chain([0]).leaf_spans()
         self._synced = [0] * self.max_leaves
         """Up to which position each sequence holds the text."""
+
+    def restrict(self, exact: Exactness | None) -> None:
+        """From now on only trees that leave every row as it is, and cells in order; None: no restriction.
+
+        Where there was none before, or is none any more, the text is forgotten: it was evaluated by other rules.
+        """
+        if (exact is None) != (self._exact is None):
+            self.clear()
+        self._exact = exact
+        self.max_nodes, self.max_leaves = self._most
+        if exact is not None:
+            self.max_nodes = min(self.max_nodes, exact.rows)
+            self.max_leaves = max(1, min(self.max_leaves, self.max_nodes - 1)) if exact.branches else 1
 
     def prefill(
         self,
@@ -123,14 +142,16 @@ class LlamaTarget:
             raise RuntimeError("commit without an evaluated tree: it was kept or dropped already")
         tree, self._pending = self._pending, None
         if not path:
-            self._cut(len(self.held))
+            self._cut(len(self.held) if self._can_branch else 0)  # no snapshot reaches back behind a whole batch
             return
         past, keeper = len(self.held), int(self._first[path[-1]])
         shared = self._depth_shared_with(path)
-        if self._keeps_order and keeper > 0:
+        if keeper > 0 and (self._always_in_order or self._exact):
             self._leave_holes(keeper, shared)
         for leaf, depth in enumerate(shared):
-            self._context.remove(leaf, past + depth)
+            if not self._context.remove(leaf, past + depth):
+                self._cut(0)
+                raise DecodeError(f"the memory can't go back to {past + depth} tokens after a tree of {len(tree)}")
             self._synced[leaf] = past + depth
         if keeper > 0:
             self._context.share(keeper, 0, past + shared[0])
@@ -146,6 +167,25 @@ class LlamaTarget:
         """Forget the text."""
         self._pending = None
         self._cut(0)
+
+    def take_over(self, tokens: list[int]) -> None:
+        """Somebody else changed the cache: its sequence 0 now holds `tokens`."""
+        self._must_not_be_pending()
+        if self.held == tokens:
+            return
+        same = _shared_prefix(self.held, tokens)
+        if same < len(self.held) and not self._can_branch:
+            self._cut(0)  # whatever happened, its state is not that of the text any more
+            return
+        self._release(same)
+        self.held[:] = tokens
+        self._synced[0] = len(self.held)
+
+    def only_text(self) -> None:
+        """Leave nothing in the cache but the text in sequence 0; what lies out of order by that is evaluated again."""
+        if self._holes_from is not None:
+            self._close_holes()
+        self._release(0)
 
     def close(self) -> None:
         self._context.close()
@@ -191,7 +231,7 @@ class LlamaTarget:
                 )
         finally:
             if not done:
-                self._cut(past)
+                self._cut(past if self._can_branch else 0)
 
     def _must_not_be_pending(self) -> None:
         if self._pending is not None:
@@ -238,18 +278,45 @@ class LlamaTarget:
         Holes before kept cells stay: a freed one would take a later token. What is noted shrinks before the cache
         does, so that an interrupt in between leaves too much in the cache, which the next cut mends.
         """
+        shorter = length < len(self.held)
         del self.held[length:]
         self._synced = [min(synced, length) for synced in self._synced]
-        cut = [self._context.remove(sequence, length) for sequence in range(self.max_leaves)]
-        if length == 0 or not all(cut):
-            # Partial removal is refused where the memory holds a recurrent state.
+        if length == 0 or (shorter and self._has_lost(length)) or not self._context.remove(0, length):
             self.held.clear()
-            self._synced = [0] * self.max_leaves
+            self._synced = [0] * len(self._synced)
             self._context.clear()
-        if self._holes_from is not None and len(self.held) <= self._holes_from:
+            self._holes_from = None
+        else:
+            self._release(length)
+
+    def _has_lost(self, length: int) -> bool:
+        """Whether the memory can't go back to the first `length` tokens of the text."""
+        if not self._can_branch:
+            return True  # the state has moved on, and a snapshot reaches back within the last forward only
+        return self._window > 0 and self._context.forgets_before(0) > max(0, length - self._window)
+
+    def _release(self, length: int) -> None:
+        """Let only sequence 0 hold what lies behind the first `length` tokens."""
+        for leaf in range(1, len(self._synced)):
+            self._context.remove(leaf, length)
+            self._synced[leaf] = min(self._synced[leaf], length)
+        if self._holes_from is not None and length <= self._holes_from:
             for spare in self._spares:
                 self._context.remove(spare, 0)
             self._holes_from = None
+
+
+def shape_for(model: Model, n_ctx: int, max_nodes: int) -> Shape:
+    """What a context needs for n_ctx tokens and, where the model's memory can branch, trees of max_nodes."""
+    leaves = max(1, max_nodes - 1) if model.can_branch else 1
+    sequences = leaves + 2 if leaves > 1 else 1  # two spare ones for holes
+    return Shape(
+        cells=n_ctx + max_nodes,  # room for a tree at the last position
+        sequences=sequences,
+        nodes=max_nodes,
+        rows=max(PROMPT_ROWS if max_nodes > 1 else 1, max_nodes, sequences),
+        snapshots=min(max_nodes, RECURRENT_NODES) - 1,
+    )
 
 
 def _shared_prefix(a: list[int], b: list[int]) -> int:

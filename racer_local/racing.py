@@ -1,0 +1,183 @@
+"""A target and the drafters that race on it: what every front end shares, wired once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from racer_local import exact
+from racer_local.config import DRAFTERS, ContextConfig, DraftConfig
+from racer_local.cost import VerifyCost, probe, recall, remember
+from racer_local.draft import Drafter, make_drafter
+from racer_local.engine import Emitted, generate
+from racer_local.errors import ConfigError, ExactnessError
+from racer_local.llama import LlamaTarget
+from racer_local.stats import GenerationStats
+from racer_local.target import Exactness, Sampler, never
+from racer_local.tree import DraftTree, Tokens
+
+PER_ANSWER = ("draft", "max_nodes", "exact")
+"""Settings of a DraftConfig that a single answer may change."""
+KEEPS_REJECTED = "this model's memory keeps rejected tokens (recurrent or hybrid), so it decodes plainly"
+NEVER_EQUAL = "with this model and build no row of a batch equals a single one, so exact answers are decoded plainly"
+
+
+class Racer:
+    """What is drafted for an answer, by which drafter, under which restriction; and why, if nothing is.
+
+    Whoever calls holds the target's lock.
+    """
+
+    def __init__(
+        self, target: LlamaTarget, draft: DraftConfig, end_tokens: Collection[int], chosen: Sequence[str] = ()
+    ) -> None:
+        """`chosen`: what of the caller's own settings keeps a batch from equalling single tokens, as he wrote it.
+
+        Raises ExactnessError where that keeps an exact draft from being one.
+        """
+        self.target, self.draft, self.chosen = target, draft, chosen
+        self.disabled_reason = KEEPS_REJECTED if target.max_nodes == 1 < draft.nodes else None
+        self._end_tokens = end_tokens
+        self._cost: VerifyCost | None = None
+        self._exactness: Exactness | None = None
+        self._drafters: dict[str, Drafter] = {}
+        self._drafter(draft)
+        self._restrict(draft)
+
+    @property
+    def cost(self) -> VerifyCost | None:
+        """T(n), where a drafter asked for it."""
+        return self._cost
+
+    @property
+    def drafter(self) -> Drafter:
+        """The one that answers by default."""
+        return self._drafter(self.draft)
+
+    def for_answer(self, value: bool | Mapping[str, Any] | DraftConfig | None) -> DraftConfig:
+        """What a `racer` argument of one answer asks for, checked against what was opened."""
+        if value is None or value is True:
+            draft = self.draft
+        elif value is False:
+            draft = replace(self.draft, draft="none")
+        elif isinstance(value, DraftConfig):
+            draft = replace(self.draft, **{name: getattr(value, name) for name in PER_ANSWER})
+            if draft != value:
+                raise ConfigError(f"one answer can change only {', '.join(PER_ANSWER)}; the rest is set when it opens")
+        else:
+            draft = self.draft.with_keys(value, PER_ANSWER)
+        if draft.nodes > 1 == self.draft.nodes:
+            raise ConfigError("drafts were switched off when this was opened; open it with racer=True")
+        if (draft.max_nodes or 0) > self.draft.nodes:
+            raise ConfigError(
+                f"max_nodes is {draft.max_nodes} and this was opened for {self.draft.nodes}; open it with more"
+            )
+        return draft
+
+    def generate(
+        self,
+        prompt: Tokens,
+        sampler: Sampler,
+        *,
+        max_tokens: int,
+        end_tokens: Collection[int],
+        stats: GenerationStats,
+        draft: DraftConfig | None = None,
+        cancelled: Callable[[], bool] = never,
+    ) -> Generator[Emitted, None, None]:
+        """See `engine.generate`; notes in `stats` what holds for this answer."""
+        draft = draft or self.draft
+        drafter = self._drafter(draft)
+        found = self._restrict(draft)
+        stats.exact, stats.row_limit = draft.exact, found.rows if found else None
+        if draft.nodes > 1:
+            stats.disabled_reason = self.disabled_reason or (NEVER_EQUAL if found and found.rows == 1 else None)
+        stats.draft = "none" if stats.disabled_reason else draft.draft
+        return generate(
+            self.target,
+            drafter,
+            sampler,
+            prompt,
+            max_tokens=max_tokens,
+            end_tokens=end_tokens,
+            max_nodes=draft.nodes,
+            learns_from_prompt=not draft.exact,  # it would read the prompt in other batches
+            stats=stats,
+            cancelled=cancelled,
+        )
+
+    def forget(self) -> None:
+        """Empty the cache and start with drafters that have seen nothing."""
+        self.target.clear()
+        self._drafters.clear()
+
+    def _drafter(self, draft: DraftConfig) -> Drafter:
+        kind = "none" if draft.nodes == 1 or self.disabled_reason else draft.draft
+        if kind not in self._drafters:
+            most = self.draft.nodes
+            config = replace(self.draft, draft=kind, max_nodes=most if most < DRAFTERS[kind] else None)
+            if kind == self.draft.draft:
+                config = self.draft
+            if config.needs_cost and self._cost is None:
+                self.target.restrict(None)
+                self._cost = verify_cost(self.target)
+            self._drafters[kind] = make_drafter(config, self.target.n_vocab, self._end_tokens, self._cost)
+        return self._drafters[kind]
+
+    def _restrict(self, draft: DraftConfig) -> Exactness | None:
+        found = self._exact_up_to(draft) if draft.exact else None
+        self.target.restrict(found)
+        return found
+
+    def _exact_up_to(self, draft: DraftConfig) -> Exactness:
+        if draft.nodes == 1 or self.disabled_reason:
+            return Exactness(1, False)
+        if self._exactness is None:
+            self._exactness = exactness(self.target)
+        if self._exactness.rows == 1 and self.chosen:
+            raise ExactnessError(
+                f"exact answers can't be had with {' and '.join(self.chosen)}: a batch gives other rows than single "
+                f"tokens there; leave that out, and it is chosen so that they agree"
+            )
+        return self._exactness
+
+
+def in_the_way(context: ContextConfig) -> list[str]:
+    """Settings that the user chose and that `ContextConfig.for_exact` would have chosen otherwise."""
+    chosen = ["flash_attn off (--flash-attn)"] if context.flash_attn == "off" else []
+    return chosen + ([f"kv_type {context.kv_type} (--kv-type)"] if context.kv_type in ("f16", "f32") else [])
+
+
+def verify_cost(target: LlamaTarget, *, again: bool = False) -> VerifyCost:
+    """T(n) of an opened target, as remembered from an earlier time on this machine, else measured now.
+
+    `again`: measured in any case. The target's cache is empty afterwards where it was measured.
+    """
+    facts = target.facts
+    remembered = None if again else recall(facts)
+    if remembered is not None:
+        return remembered
+    most = min(target.max_nodes, target.n_ctx)
+    tokens = np.arange(most, dtype=np.int32) % target.n_vocab
+
+    def evaluate(n: int) -> None:
+        target.evaluate(DraftTree.chain(tokens[:n]))
+        target.commit([])
+
+    target.clear()
+    measured = probe(evaluate, most)
+    remember(facts, measured)
+    return measured
+
+
+def exactness(target: LlamaTarget) -> Exactness:
+    """How far batches equal single tokens, as remembered or measured now; then the cache is empty afterwards."""
+    found = exact.recall(target.facts)
+    if found is None:
+        target.restrict(Exactness(target.max_nodes, True))  # cells in order
+        found = exact.measure(target)
+        exact.remember(target.facts, found)
+    return found
