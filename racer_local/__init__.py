@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "Llama": "llm",
     "DraftTree": "tree",
     "Limit": "tree",
     "Drafter": "draft",
@@ -33,6 +34,7 @@ _EXPORTS = {
     "BindingError": "errors",
     "ConfigError": "errors",
     "ContextFullError": "errors",
+    "ExactnessError": "errors",
     "DecodeError": "errors",
     "DownloadError": "errors",
     "ModelError": "errors",
@@ -62,10 +64,12 @@ if TYPE_CHECKING:
         ContextFullError,
         DecodeError,
         DownloadError,
+        ExactnessError,
         ModelError,
         RacerError,
     )
     from racer_local.llama import LlamaTarget, Model, make_sampler, render_chat
+    from racer_local.llm import Llama
     from racer_local.session import Answer, Session
     from racer_local.stats import GenerationStats
     from racer_local.target import Sampler, Target

@@ -32,9 +32,15 @@ class Racer:
     """
 
     def __init__(
-        self, target: LlamaTarget, draft: DraftConfig, end_tokens: Collection[int], chosen: Sequence[str] = ()
+        self,
+        target: LlamaTarget,
+        draft: DraftConfig,
+        end_tokens: Collection[int],
+        chosen: Sequence[str] = (),
+        own: Drafter | None = None,
     ) -> None:
-        """`chosen`: what of the caller's own settings keeps a batch from equalling single tokens, as he wrote it.
+        """`chosen`: what of the caller's own settings keeps a batch from equalling single tokens, as they wrote it.
+        `own`: a drafter of the caller's, in place of the one that `draft` names.
 
         Raises ExactnessError where that keeps an exact draft from being one.
         """
@@ -44,6 +50,7 @@ class Racer:
         self._cost: VerifyCost | None = None
         self._exactness: Exactness | None = None
         self._drafters: dict[str, Drafter] = {}
+        self._own = own
         self._drafter(draft)
         self._restrict(draft)
 
@@ -116,6 +123,8 @@ class Racer:
 
     def _drafter(self, draft: DraftConfig) -> Drafter:
         kind = "none" if draft.nodes == 1 or self.disabled_reason else draft.draft
+        if self._own and kind == self.draft.draft:
+            return self._own
         if kind not in self._drafters:
             most = self.draft.nodes
             config = replace(self.draft, draft=kind, max_nodes=most if most < DRAFTERS[kind] else None)
@@ -140,7 +149,7 @@ class Racer:
         if self._exactness.rows == 1 and self.chosen:
             raise ExactnessError(
                 f"exact answers can't be had with {' and '.join(self.chosen)}: a batch gives other rows than single "
-                f"tokens there; leave that out, and it is chosen so that they agree"
+                f"tokens there; open it as exact and leave that out, and it is chosen so that they agree"
             )
         return self._exactness
 

@@ -71,7 +71,7 @@ def test_pieces_of_control_tokens_are_empty_unless_asked(tiny):
 
 
 def test_the_mark_is_a_character_that_no_message_holds():
-    assert _unused_character(user("\ue000\ue001")) == "\ue002"
+    assert _unused_character(["\ue000", "\ue001"]) == "\ue002"
 
 
 def test_a_template_that_refuses_the_messages_is_one_line(tiny, monkeypatch):

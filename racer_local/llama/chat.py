@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
+from typing import Any
 
 from racer_local.errors import ConfigError, ModelError
 from racer_local.llama.model import Model
@@ -25,23 +26,31 @@ def render_chat(model: Model, messages: Sequence[Message]) -> list[int]:
             raise ConfigError(f"a chat message must have text as its content; this one has not: {message}")
     if not model.chat_template:
         raise ModelError(f"{model.path.name} carries no chat template; use the raw prompt (--raw)")
-    mark = _unused_character(messages)
-    marked = [{**m, "content": _break_control_tokens(model, m["content"], mark)} for m in messages]
+    marked, mark = mark_control_tokens(model, messages)
     first, *others = _render(model, marked).split(mark)
     tokens = model.tokenize(first, parse_special=True)
     for part in others:
-        tokens += _tokenize_inside(model, part)
+        tokens += tokenize_inside(model, part)
     return tokens
 
 
-def _tokenize_inside(model: Model, part: str) -> list[int]:
+def mark_control_tokens(model: Model, messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """The messages with a mark inside each spelling of a control token, and the mark: a character they don't hold.
+
+    A message's content is a text or a list of parts, of which those with a "text" are looked at.
+    """
+    mark = _unused_character(text for message in messages for text in _texts(message))
+    return [_with_texts(message, lambda text: _break_control_tokens(model, text, mark)) for message in messages], mark
+
+
+def tokenize_inside(model: Model, part: str) -> list[int]:
     """Tokens of a part that goes on in the middle of a word; some vocabularies would put a space before it."""
     ahead = model.tokenize("\n")
     tokens = model.tokenize("\n" + part, parse_special=True)
     return tokens[len(ahead) :] if tokens[: len(ahead)] == ahead else model.tokenize(part, parse_special=True)
 
 
-def _render(model: Model, messages: Sequence[Message]) -> str:
+def _render(model: Model, messages: Sequence[Mapping[str, Any]]) -> str:
     from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
     template = model.chat_template or ""
@@ -69,8 +78,25 @@ def _break_control_tokens(model: Model, text: str, mark: str) -> str:
         text = broken
 
 
-def _unused_character(messages: Sequence[Message]) -> str:
-    """A private-use character that no message holds."""
-    used = set("".join(message["content"] for message in messages))
+def _unused_character(texts: Iterable[str]) -> str:
+    """A private-use character that no text holds."""
+    used = set("".join(texts))
     private = chain(range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
     return next(c for c in map(chr, private) if c not in used)
+
+
+def _texts(message: Mapping[str, Any]) -> list[str]:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"text": content}]
+    return [str(part["text"]) for part in parts if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
+
+
+def _with_texts(message: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    def changed(part: Any) -> Any:
+        has_text = isinstance(part, Mapping) and isinstance(part.get("text"), str)
+        return {**part, "text": change(part["text"])} if has_text else part
+
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**message, "content": change(content)}
+    return {**message, **({"content": [changed(part) for part in content]} if isinstance(content, list) else {})}

@@ -14,6 +14,8 @@ from racer_local.llama.probe import ensure_build_works
 ERROR_LEVEL = 4
 CONTINUED_LEVEL = 5
 
+_shown: list[Any] = []
+"""Where the log goes too, if anywhere."""
 _errors: deque[str] = deque(maxlen=20)
 _keep: list[object] = []
 """llama.cpp calls the log callback for as long as the process lives, so it must stay referenced."""
@@ -43,6 +45,15 @@ def _on_log(level: int, text: bytes | None, _user_data: object) -> None:
         _errors.append(text.decode("utf-8", "replace"))
     elif level == CONTINUED_LEVEL and text and _errors:
         _errors[-1] += text.decode("utf-8", "replace")
+    for show in _shown:
+        show(level, text, _user_data)
+
+
+def show_log() -> None:
+    """From now on llama.cpp's log is printed as the binding does it, which its `verbose` governs."""
+    from llama_cpp._logger import llama_log_callback
+
+    _shown[:] = [llama_log_callback]
 
 
 def forget_errors() -> None:

@@ -43,6 +43,34 @@ class GreedySampler:
         return token
 
 
+class Candidates:
+    """A row of logits as a sampler chain takes it (llama_token_data_array)."""
+
+    def __init__(self, n_vocab: int) -> None:
+        self._lib = library.init()
+        self._rows = np.zeros(n_vocab, np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")]))
+        self._blank = self._rows.copy()
+        self._blank["id"] = np.arange(n_vocab)
+        self._array = self._lib.llama_token_data_array()
+
+    def draw(self, chain: Any, logits: NDArray[np.float32]) -> int:
+        """What the chain draws from a row, [vocabulary]; noted in the chain (llama_sampler_apply, _accept).
+
+        Raises DecodeError where a logit is not a number.
+        """
+        rows, array = self._rows, self._array
+        rows[:] = self._blank  # chains sort
+        rows["logit"] = logits
+        array.data = ctypes.cast(rows.ctypes.data, type(array.data))
+        array.size, array.selected, array.sorted = len(rows), -1, False
+        self._lib.llama_sampler_apply(chain, ctypes.byref(array))
+        if array.selected < 0 or np.isnan(logits).any():
+            raise DecodeError(NOT_A_NUMBER)
+        token = int(array.data[array.selected].id)
+        self._lib.llama_sampler_accept(chain, token)
+        return token
+
+
 class ChainSampler:
     """A llama_sampler_chain: penalties, top-k, top-p, min-p, temperature, draw (llama_sampler_init_*).
 
@@ -54,9 +82,7 @@ class ChainSampler:
         self.config = config
         self.seed = fresh_seed(config.seed)
         self._lib = library.init()
-        self._candidates = np.zeros(n_vocab, np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")]))
-        self._ids = np.arange(n_vocab, dtype=np.int32)
-        self._array = self._lib.llama_token_data_array()
+        self._candidates, self._n_vocab = Candidates(n_vocab), n_vocab
         self._handle = self._build()
         self._free = weakref.finalize(self, self._lib.llama_sampler_free, self._handle)
 
@@ -73,7 +99,7 @@ class ChainSampler:
         if config.penalizes:
             stages.append(
                 lib.llama_sampler_init_penalties(
-                    len(self._ids),
+                    self._n_vocab,
                     config.penalty_last_n,
                     config.repeat_penalty,
                     config.frequency_penalty,
@@ -102,16 +128,7 @@ class ChainSampler:
                 self._lib.llama_sampler_accept(self._chain, int(token))
 
     def draw(self, logits: NDArray[np.float32]) -> int:
-        candidates, array = self._candidates, self._array
-        candidates["id"], candidates["logit"], candidates["p"] = self._ids, logits, 0
-        array.data = ctypes.cast(candidates.ctypes.data, type(array.data))
-        array.size, array.selected, array.sorted = len(candidates), -1, False
-        self._lib.llama_sampler_apply(self._chain, ctypes.byref(array))
-        if array.selected < 0 or np.isnan(logits).any():
-            raise DecodeError(NOT_A_NUMBER)
-        token = int(array.data[array.selected].id)
-        self._lib.llama_sampler_accept(self._chain, token)
-        return token
+        return self._candidates.draw(self._chain, logits)
 
     def close(self) -> None:
         self._free()

@@ -1,0 +1,65 @@
+"""One caller at a time. A stream keeps its turn from its first token to its last, on whichever thread it is read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from contextlib import closing
+from time import monotonic
+from types import TracebackType
+from typing import TypeVar
+
+T = TypeVar("T")
+
+GRACE = 30.0
+"""Seconds for which a thread waits for a stream that it read from last itself, and that nobody reads on."""
+
+
+class Turn:
+    """A lock. Whoever has it may take it again. A stream keeps it while it is not read, and may be read elsewhere."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+        """The thread that works, or read a stream last."""
+        self._depth = 0
+        """How often the owner has taken it; 0 while a stream waits to be read."""
+        self._since = 0.0
+
+    def __enter__(self) -> None:
+        me = threading.get_ident()
+        if self._owner == me and self._depth:
+            self._depth += 1
+            return
+        while not self._lock.acquire(timeout=0.05):
+            self._check_that_somebody_goes_on(me)
+        self._owner, self._depth = me, 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._owner = None
+            self._lock.release()
+
+    def stream(self, make: Callable[[], Generator[T, None, None]]) -> Generator[T, None, None]:
+        """The items of a generator that runs in a turn of its own, which ends with it or when it is closed."""
+        with self, closing(make()) as items:
+            for item in items:
+                depth, self._depth, self._since = self._depth, 0, monotonic()
+                try:
+                    yield item
+                finally:
+                    self._owner, self._depth = threading.get_ident(), depth
+
+    def waits_to_be_read(self) -> bool:
+        """Whether a stream has it that is not being read now."""
+        return self._owner is not None and not self._depth
+
+    def _check_that_somebody_goes_on(self, me: int) -> None:
+        """A single thread that waits for its own stream would wait for ever."""
+        if self._owner == me and self.waits_to_be_read():
+            alone = threading.active_count() == 1
+            if alone or monotonic() - self._since > GRACE:
+                raise RuntimeError("a stream of this thread is still open; read it to its end or close() it first")
