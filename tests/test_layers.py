@@ -31,8 +31,6 @@ LAYERS = {
     "exact": 3,
     "racing": 4,
     "session": 4,
-    "turn": 1,
-    "completion": 4,
     "llm": 5,
     "bootstrap": 4,
     "bench": 5,

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from racer_local.completion import Call, Completion
 from racer_local.config import DraftConfig
 from racer_local.draft.given import GivenDrafts
 from racer_local.engine import Emitted
@@ -29,11 +28,12 @@ from racer_local.llama.parent import (
     prepare,
 )
 from racer_local.llama.sampler import Candidates
+from racer_local.llm.completion import Call, Completion
+from racer_local.llm.turn import Turn
 from racer_local.racing import Racer
 from racer_local.stats import GenerationStats
 from racer_local.target import Rows
 from racer_local.tree import Tokens
-from racer_local.turn import Turn
 
 RacerSetting = bool | Mapping[str, Any] | DraftConfig | None
 NO_DRAFTS = "this Llama was opened for {}, where nothing is drafted"

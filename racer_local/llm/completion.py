@@ -22,7 +22,7 @@ from racer_local.text import StopMatcher
 from racer_local.tree import Tokens
 
 if TYPE_CHECKING:
-    from racer_local.llm import Llama
+    from racer_local.llm.drop_in import Llama
 
 Logprobs = dict[str, list[Any]]
 TextOf = Callable[[int], str]
