@@ -12,14 +12,15 @@ RACER := $(VENV)/bin/racer-local
 setup:
 	@$(PYTHON) -m racer_local.bootstrap --venv $(VENV) --extras test
 
-# With flash attention and a q8_0 cache a row of a batch equals a single one to the bit, so the ids must agree.
+# Exact: a batch of rows equals single ones to the bit, so the ids must agree.
 demo: setup
 	$(RACER) models fetch smollm2-135m
-	$(RACER) generate -m smollm2-135m --compare --flash-attn on --kv-type q8_0 --max-tokens 200 \
+	$(RACER) generate -m smollm2-135m --compare --exact --max-tokens 200 \
 		-p - < examples/rewrite.txt
 
 test: lint
 	$(RACER) models fetch smollm2-135m
+	-$(RACER) models fetch gemma3-270m
 	$(RUN) pytest
 
 lint: setup

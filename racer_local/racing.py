@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from racer_local import exact
+from racer_local import exact, kernels
 from racer_local.config import DRAFTERS, ContextConfig, DraftConfig
 from racer_local.cost import VerifyCost, probe, recall, remember
 from racer_local.draft import Drafter, make_drafter
@@ -38,9 +38,10 @@ class Racer:
         end_tokens: Collection[int],
         chosen: Sequence[str] = (),
         own: Drafter | None = None,
+        notify: Callable[[str], object] = lambda message: None,
     ) -> None:
         """`chosen`: what of the caller's own settings keeps a batch from equalling single tokens, as they wrote it.
-        `own`: a drafter of the caller's, in place of the one that `draft` names.
+        `own`: a drafter of the caller's, in place of the one that `draft` names. `notify` hears of what takes long.
 
         Raises ExactnessError where that keeps an exact draft from being one.
         """
@@ -50,7 +51,7 @@ class Racer:
         self._cost: VerifyCost | None = None
         self._exactness: Exactness | None = None
         self._drafters: dict[str, Drafter] = {}
-        self._own = own
+        self._own, self._notify = own, notify
         self._drafter(draft)
         self._restrict(draft)
 
@@ -133,6 +134,9 @@ class Racer:
             if config.needs_cost and self._cost is None:
                 self.target.restrict(None)
                 self._cost = verify_cost(self.target)
+            if kernels.NEW and config.nodes > 1:
+                self._notify("compiling the drafter, once on this machine (some 20 seconds)")
+                kernels.NEW = False
             self._drafters[kind] = make_drafter(config, self.target.n_vocab, self._end_tokens, self._cost)
         return self._drafters[kind]
 
@@ -145,7 +149,7 @@ class Racer:
         if draft.nodes == 1 or self.disabled_reason:
             return Exactness(1, False)
         if self._exactness is None:
-            self._exactness = exactness(self.target)
+            self._exactness = exactness(self.target, self._notify)
         if self._exactness.rows == 1 and self.chosen:
             raise ExactnessError(
                 f"exact answers can't be had with {' and '.join(self.chosen)}: a batch gives other rows than single "
@@ -182,10 +186,13 @@ def verify_cost(target: LlamaTarget, *, again: bool = False) -> VerifyCost:
     return measured
 
 
-def exactness(target: LlamaTarget) -> Exactness:
+def exactness(
+    target: LlamaTarget, notify: Callable[[str], object] = lambda message: None, *, again: bool = False
+) -> Exactness:
     """How far batches equal single tokens, as remembered or measured now; then the cache is empty afterwards."""
-    found = exact.recall(target.facts)
+    found = None if again else exact.recall(target.facts)
     if found is None:
+        notify("measuring up to how many rows a batch equals single tokens, once for this model and these settings")
         target.restrict(Exactness(target.max_nodes, True))  # cells in order
         found = exact.measure(target)
         exact.remember(target.facts, found)

@@ -70,6 +70,7 @@ class Session:
         model: Model,
         context: ContextConfig | None = None,
         draft: DraftConfig | None = None,
+        notify: Callable[[str], object] = lambda message: None,
     ) -> None:
         self.model = model
         self.draft = draft or DraftConfig()
@@ -78,7 +79,7 @@ class Session:
         if self.draft.exact and not model.offloads:
             context = context.for_exact()
         self.target = LlamaTarget(model, context, max_nodes=self.draft.nodes)
-        self._racer = Racer(self.target, self.draft, model.end_tokens, chosen)
+        self._racer = Racer(self.target, self.draft, model.end_tokens, chosen, notify=notify)
         self.notes: list[str] = []
         """What the user should know, a line each."""
         if self._racer.disabled_reason:

@@ -86,9 +86,8 @@ class GenerationStats:
     def add(self, other: GenerationStats) -> None:
         """Take another answer's raw counts in."""
         for counter in fields(self):
-            value = getattr(other, counter.name)
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                setattr(self, counter.name, getattr(self, counter.name) + value)
+            if counter.type in ("int", "float"):
+                setattr(self, counter.name, getattr(self, counter.name) + getattr(other, counter.name))
         for source, count in other.accepted_by_source.items():
             self.accepted_by_source[source] += count
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
-from racer_local.config import ContextConfig, DraftConfig, SamplingConfig
+from racer_local.bench.live import PLAIN, parse_draft
+from racer_local.config import ContextConfig, SamplingConfig
 from racer_local.llama import Model
 from racer_local.session import Answer, Session, first_difference
 
@@ -17,8 +20,12 @@ def measure(
     context: ContextConfig,
     sampling: SamplingConfig,
     max_tokens: int,
+    *,
+    exact: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """After each prompt the sums so far: {drafter: {equal, of, largest_gap, far, mean_accepted_tokens}}.
+
+    Every drafter has one context for all prompts; a text's common beginning is not read again.
 
     largest_gap: over the answers that differ, the largest distance between the two tokens' logits at the first
     difference, None where all agree. far: those in which one of the two is not among the row's likeliest.
@@ -26,24 +33,23 @@ def measure(
     sums: dict[str, dict[str, Any]] = {
         draft: {"equal": 0, "of": 0, "emitted": 0, "steps": 0, "largest_gap": None, "far": 0} for draft in drafts
     }
-    for prompt in prompts:
-        plain = _answer(model, prompt, "none", context, sampling, max_tokens)
-        for draft, so_far in sums.items():
-            _add(so_far, plain, _answer(model, prompt, draft, context, sampling, max_tokens))
-        yield {
-            draft: {
-                **{key: so_far[key] for key in ("equal", "of", "largest_gap", "far")},
-                "mean_accepted_tokens": round(so_far["emitted"] / max(1, so_far["steps"]), 4),
+    configs = {draft: replace(parse_draft(draft), exact=exact) for draft in (PLAIN, *drafts)}
+    with ExitStack() as stack:
+        sessions = {draft: stack.enter_context(Session(model, context, config)) for draft, config in configs.items()}
+        for prompt in prompts:
+            answers = {
+                draft: session.answer(prompt, sampling=sampling, max_tokens=max_tokens, record=True)
+                for draft, session in sessions.items()
             }
-            for draft, so_far in sums.items()
-        }
-
-
-def _answer(
-    model: Model, prompt: str, draft: str, context: ContextConfig, sampling: SamplingConfig, max_tokens: int
-) -> Answer:
-    with Session(model, context, DraftConfig(draft=draft)) as session:
-        return session.answer(prompt, sampling=sampling, max_tokens=max_tokens, record=True)
+            for draft, so_far in sums.items():
+                _add(so_far, answers[PLAIN], answers[draft])
+            yield {
+                draft: {
+                    **{key: so_far[key] for key in ("equal", "of", "largest_gap", "far")},
+                    "mean_accepted_tokens": round(so_far["emitted"] / max(1, so_far["steps"]), 4),
+                }
+                for draft, so_far in sums.items()
+            }
 
 
 def _add(so_far: dict[str, Any], plain: Answer, drafted: Answer) -> None:

@@ -18,16 +18,34 @@ from racer_local.session import Session
 from racer_local.stats import GenerationStats, speed_up
 
 PLAIN = "none"
+EXACT = "+exact"
 TOTAL = "total"
 WARM_UP_PROMPT, WARM_UP_TOKENS = "Count from one to ten, twice.", 32
 
 
 def parse_draft(spec: str) -> DraftConfig:
-    """A drafter by name, with NAME@N within N nodes."""
-    name, at, nodes = spec.strip().partition("@")
+    """A drafter by name, with NAME@N within N nodes, with NAME+exact as plain decoding to the bit."""
+    name, at, nodes = spec.strip().removesuffix(EXACT).partition("@")
     if at and not (nodes.isascii() and nodes.isdecimal()):
         raise ConfigError(f"{spec!r} must be a drafter, or a drafter and its nodes like paper@16")
-    return DraftConfig(draft=name, max_nodes=int(nodes) if at else None)
+    return DraftConfig(draft=name, max_nodes=int(nodes) if at else None, exact=spec.strip().endswith(EXACT))
+
+
+def in_context(model: Model, questions: Sequence[Question], sizes: Sequence[int]) -> list[Question]:
+    """The first turns behind text of other questions, so that each is about as many tokens long as `sizes` say.
+
+    A category for each size. Questions that are longer by themselves are left out there.
+    """
+    texts = [question.turns[0] for question in questions]
+    found = []
+    for size in sizes:
+        for i, text in enumerate(texts):
+            room = size - len(model.tokenize(text))
+            before = model.tokenize("\n\n".join(texts[i + 1 :] + texts[:i]))[: max(0, room)]
+            if room >= 0 and len(before) == room:
+                notes = b"".join(map(model.piece, before)).decode("utf-8", "ignore")
+                found.append(Question(f"{size} tokens", [f"{notes}\n\n{text}"]))
+    return found
 
 
 @dataclass
@@ -37,7 +55,7 @@ class Measured:
     drafts: list[str]
     stats: dict[str, dict[str, GenerationStats]] = field(default_factory=dict)
     differences: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Answers whose token ids are not plain decoding's."""
+    """Answers whose token ids are not those of plain decoding with the same settings."""
     answers: int = 0
     skipped: int = 0
     """Prompts that did not fit into the context."""
@@ -84,14 +102,17 @@ def measure(
 ) -> Iterator[Measured]:
     """What was measured so far: first nothing, then after every prompt (each turn of a question is one).
 
-    Greedy. Every drafter has a context of its own and keeps what it learned. Who is first changes with every
-    prompt. Later turns go on from plain decoding's answer, so that all get the same prompts.
+    All is compared with plain decoding's speed in the fast settings. Greedy. Every drafter has a context of its own
+    and keeps what it learned. Who is first changes with every prompt. Later turns go on from plain decoding's
+    answer, so that all get the same prompts.
     """
-    configs = {PLAIN: DraftConfig(draft=PLAIN)} | {spec: parse_draft(spec) for spec in map(str.strip, drafts)}
+    specs = [spec.strip() for spec in drafts]
+    plain_ones = [PLAIN, PLAIN + EXACT] if any(spec.endswith(EXACT) for spec in specs) else [PLAIN]
+    configs = {spec: parse_draft(spec) for spec in (*plain_ones, *specs)}
     measured = Measured(list(configs))
     with ExitStack() as stack:
         sessions = {spec: stack.enter_context(Session(model, context, draft)) for spec, draft in configs.items()}
-        for session in sessions.values():
+        for session in reversed(sessions.values()):  # so that the fast settings' curve is the one that is kept
             if session.cost:
                 sizes = (n for n in SIZES if n <= session.target.max_nodes)
                 measured.cost |= {n: round(float(session.cost.relative[n]), 3) for n in sizes}
@@ -111,10 +132,11 @@ def measure(
                     measured.skipped += 1
                     break
                 plain = answers[PLAIN]
+                plain_ids = {spec.endswith(EXACT): answers[spec].token_ids for spec in plain_ones}
                 measured.add(
                     question.category,
                     {spec: answer.stats for spec, answer in answers.items()},
-                    {spec: answer.token_ids != plain.token_ids for spec, answer in answers.items()},
+                    {spec: answer.token_ids != plain_ids[configs[spec].exact] for spec, answer in answers.items()},
                 )
                 messages.append({"role": "assistant", "content": plain.text})
                 yield measured

@@ -38,6 +38,16 @@ def add_parser(commands: Any) -> None:
     live = benches.add_parser("live", help="the same prompts through each drafter and plain decoding")
     _add_data(live, "prompts of each category; default: all")
     live.add_argument("--draft", default="lookup,racer", help="NAME or NAME@NODES with commas; default: %(default)s")
+    live.add_argument(
+        "--exact", action="store_true", help="each drafter in exact settings too: what does it cost to be exact?"
+    )
+    live.add_argument(
+        "--context-tokens",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="lengthen each prompt to N tokens, with text of the others; default with --exact: 300 1500",
+    )
     live.add_argument("--json", type=Path, metavar="OUT", help="write all figures to this file too")
     add_model(live, ContextConfig)
     live.set_defaults(run=run_live)
@@ -52,7 +62,7 @@ def add_parser(commands: Any) -> None:
     replay.add_argument("trace", type=Path, metavar="TRACE.npz", help="made by bench record")
     replay.add_argument("--cost", required=True, help=f"{', '.join(COST_CURVES)}, or points like '1:1 2:1.5 8:3'")
     replay.add_argument("--json", action="store_true", help="one JSON object instead of the table")
-    add_settings(replay, DraftConfig)
+    add_settings(replay, DraftConfig, without=("exact",))
     replay.set_defaults(run=run_replay)
 
     fit = benches.add_parser("fit", help="fit the prior of the acceptance estimates to recorded answers")
@@ -66,6 +76,7 @@ def add_parser(commands: Any) -> None:
     ids.add_argument("--limit", type=int, default=20, metavar="N", help="prompts; default: %(default)s")
     ids.add_argument("--drafts", default="racer,paper", help="separated by commas; default: %(default)s")
     ids.add_argument("--max-tokens", type=int, default=128, metavar="N", help="default: %(default)s")
+    ids.add_argument("--exact", action="store_true", help="in exact settings, where all ids must be equal")
     add_model(ids, ContextConfig, SamplingConfig)
     ids.set_defaults(run=run_ids)
 
@@ -98,9 +109,16 @@ def run_live(args: argparse.Namespace) -> int:
     questions, context = _questions(args), context_from_args(args)
     _check_output(args.json)
     drafts = args.draft.split(",")
+    if args.exact:
+        drafts = [*drafts, *(spec.strip() + live.EXACT for spec in drafts)]
     for spec in drafts:
         live.parse_draft(spec)
+    lengths = args.context_tokens or ([300, 1500] if args.exact else [])
+    if lengths and min(lengths) < 1:
+        raise ConfigError("--context-tokens must be at least 1")
     with Model(find(args.model), model_from_args(args)) as model:
+        if lengths:
+            questions = live.in_context(model, questions, lengths)
         measured, interrupted = live.Measured([]), False
         total = sum(len(question.turns) for question in questions)
         try:
@@ -124,7 +142,7 @@ def _live_table(result: dict[str, Any]) -> str:
     for category, drafts in [*result["categories"].items(), ("total", result["total"])]:
         lines.append(f"{category}")
         lines += [
-            f"  {draft:12} {f['speedup']:5.2f}x {f['tokens_per_second']:8.1f} tokens/s  MAT {f['mat']:5.2f}  "
+            f"  {draft:14} {f['speedup']:5.2f}x {f['tokens_per_second']:8.1f} tokens/s  MAT {f['mat']:5.2f}  "
             f"nodes {f['mean_nodes']:5.1f}  draft {100 * f['time']['draft']:4.1f}%  "
             f"with prompt {f['speedup_with_prompt']:5.2f}x  {f['different_answers']} answers differ"
             for draft, f in drafts.items()
@@ -217,16 +235,20 @@ def run_draft(args: argparse.Namespace) -> int:
 def run_ids(args: argparse.Namespace) -> int:
     from racer_local.bench.data import read_prompts
     from racer_local.bench.ids import measure
+    from racer_local.bench.live import parse_draft
     from racer_local.llama import Model
 
     if min(args.limit, args.max_tokens) < 1:
         raise ConfigError("--limit and --max-tokens must be at least 1")
     prompts = read_prompts(args.data, args.limit)
-    drafts = [DraftConfig(draft=draft).draft for draft in args.drafts.split(",")]
+    drafts = args.drafts.split(",")
+    for spec in drafts:
+        parse_draft(spec)
     context, sampling = context_from_args(args), from_args(SamplingConfig, args)
     result: dict[str, Any] = {}
     with Model(find(args.model), model_from_args(args)) as model:
-        for number, result in enumerate(measure(model, prompts, drafts, context, sampling, args.max_tokens), 1):
+        found = measure(model, prompts, drafts, context, sampling, args.max_tokens, exact=args.exact)
+        for number, result in enumerate(found, 1):
             equal = ", ".join(f"{draft} {sums['equal']}" for draft, sums in result.items())
             print(f"{number} prompts, equal ids: {equal}", flush=True)
     print(json.dumps(result))

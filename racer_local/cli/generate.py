@@ -68,13 +68,9 @@ class _Work:
     cancelled: Callable[[], bool]
 
     def open(self, draft: DraftConfig) -> Session:
-        from racer_local import kernels
         from racer_local.session import Session
 
-        if kernels.NEW and draft.nodes > 1:
-            print("racer-local: compiling the drafter, once on this machine (some 20 seconds)", file=sys.stderr)
-            kernels.NEW = False
-        return Session(self.model, self.context, draft)
+        return Session(self.model, self.context, draft, notify=_tell)
 
     def answer(self, session: Session, max_tokens: int, *, show: bool, record: bool = False) -> Answer:
         on_text = _stream if show and not self.args.json else _ignore
@@ -226,6 +222,10 @@ def _show_any_character() -> None:
 def _stream(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def _tell(message: str) -> None:
+    print(f"racer-local: {message}", file=sys.stderr)
 
 
 def _ignore(text: str) -> None:

@@ -12,13 +12,13 @@ from racer_local.errors import ConfigError
 T = TypeVar("T")
 
 
-def add_settings(parser: argparse.ArgumentParser, *configs: type) -> None:
-    """One flag for each setting of the config classes that has a help text."""
+def add_settings(parser: argparse.ArgumentParser, *configs: type, without: tuple[str, ...] = ()) -> None:
+    """One flag for each setting of the config classes that has a help text, but those named in `without`."""
     for config in configs:
         group = parser.add_argument_group(config.__name__.removesuffix("Config").lower())
         hints = get_type_hints(config)
         for setting in fields(config):
-            if "help" in setting.metadata:
+            if "help" in setting.metadata and setting.name not in without:
                 group.add_argument(_flag(setting), dest=setting.name, **_details(setting, hints[setting.name]))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from racer_local import models
@@ -34,18 +35,25 @@ def run(args: argparse.Namespace) -> int:
 
     from racer_local.draft.racer import RacerDrafter
     from racer_local.llama import LlamaTarget, Model
-    from racer_local.racing import verify_cost
+    from racer_local.racing import exactness, verify_cost
 
+    if draft.exact:
+        context = context.for_exact()
     with Model(path, config) as model, LlamaTarget(model, context, max_nodes=draft.nodes) as target:
         if target.max_nodes == 1:
             raise ModelError(f"{path.name} can't verify trees (recurrent or hybrid memory); it decodes plainly")
         cost = verify_cost(target, again=True)
+        found = exactness(target, again=True) if draft.exact else None
         memory = RacerDrafter.memory_bytes(draft)
         if args.json:
-            print(json.dumps({"facts": target.facts, "memory_bytes": memory, **as_json(cost, draft.nodes)}))
+            exact = {"exact": asdict(found)} if found else {}
+            print(json.dumps({"facts": target.facts, "memory_bytes": memory, **as_json(cost, draft.nodes), **exact}))
         else:
             print(f"{path.name}, {context.n_threads} threads: T(1) is {1e3 * cost.seconds[0]:.2f} ms")
             print(plot(cost, draft.nodes))
+            if found:
+                shapes = "trees" if found.branches else "chains"
+                print(f"{shapes} of up to {found.rows} nodes give the rows of single tokens, to the bit")
             print(f"what the drafter learns takes {models.readable_size(memory)}, never more (--history)")
     return 0
 

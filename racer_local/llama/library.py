@@ -49,11 +49,11 @@ def _on_log(level: int, text: bytes | None, _user_data: object) -> None:
         show(level, text, _user_data)
 
 
-def show_log() -> None:
-    """From now on llama.cpp's log is printed as the binding does it, which its `verbose` governs."""
+def show_log(shown: bool) -> None:
+    """Whether llama.cpp's log is printed from now on, as the binding does it, which its `verbose` governs."""
     from llama_cpp._logger import llama_log_callback
 
-    _shown[:] = [llama_log_callback]
+    _shown[:] = [llama_log_callback] if shown else []
 
 
 def forget_errors() -> None:

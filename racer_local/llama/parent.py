@@ -79,20 +79,25 @@ def can_generate(llama: Any) -> bool:
     return not llama.model_params.vocab_only and not llama.context_params.embeddings
 
 
-def open_branching(llama: Any, max_nodes: int) -> tuple[Model, LlamaTarget]:
+def lend_model(llama: Any) -> Model:
+    """A Llama's model, which stays its own.
+
+    Raises ModelError where the model is none that generates text (an encoder).
+    """
+    offloads = bool(library.init().llama_supports_gpu_offload()) and llama.model_params.n_gpu_layers != 0
+    options = {"gpu_layers": llama.model_params.n_gpu_layers, "lora": str(llama.lora_path)}
+    return Model.lent(llama._model.model, llama.model_path, offloads=offloads, options=options)
+
+
+def open_branching(llama: Any, model: Model, max_nodes: int) -> LlamaTarget:
     """Give a Llama, just made, a context in which a tree can be verified, in place of its own.
 
     The parameters are those of its own, with the room and the sequences that a tree needs on top. Both what is
     returned and what replaces its own stays the Llama's, which closes it with itself.
-
-    Raises ModelError where the model is none that generates text (an encoder); the Llama is then as before.
     """
     from llama_cpp import _internals as internals
 
     lib, own = library.init(), llama.context_params
-    offloads = bool(lib.llama_supports_gpu_offload()) and llama.model_params.n_gpu_layers != 0
-    options = {"gpu_layers": llama.model_params.n_gpu_layers, "lora": str(llama.lora_path)}
-    model = Model.lent(llama._model.model, llama.model_path, offloads=offloads, options=options)
     n_ctx = llama.n_ctx()
     shape = shape_for(model, n_ctx, max_nodes)
     params = type(own).from_buffer_copy(own)
@@ -100,9 +105,12 @@ def open_branching(llama: Any, max_nodes: int) -> tuple[Model, LlamaTarget]:
     if llama._logits_all:
         params.n_outputs_max = max(params.n_outputs_max, llama.n_batch)
     llama._ctx.close()
-    llama._ctx = llama._stack.enter_context(
-        contextlib.closing(internals.LlamaContext(model=llama._model, params=params, verbose=llama.verbose))
-    )
+    library.show_log(False)  # it has been said for the parent's context, and of fewer tokens
+    try:
+        context = internals.LlamaContext(model=llama._model, params=params, verbose=llama.verbose)
+    finally:
+        library.show_log(True)
+    llama._ctx = llama._stack.enter_context(contextlib.closing(context))
     _apply_lora(llama)
     config = ContextConfig(
         n_ctx=n_ctx,
@@ -113,7 +121,7 @@ def open_branching(llama: Any, max_nodes: int) -> tuple[Model, LlamaTarget]:
     )
     target = LlamaTarget(model, config, max_nodes, handle=llama._ctx.ctx)
     llama._stack.callback(model.close)
-    return model, target
+    return target
 
 
 def _apply_lora(llama: Any) -> None:

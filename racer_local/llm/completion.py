@@ -213,6 +213,7 @@ class Completion:
         **settings: Any,
     ) -> None:
         self.llama, self.prompt, self.logprobs, self.echo = llama, prompt, logprobs, echo
+        self.native = native_tokenizer(llama)
         stops = [stop] if isinstance(stop, str) else list(stop or [])
         self.progress = Progress(StopMatcher([text.encode("utf-8") for text in stops]))
         self.answer = Answer(model if model is not None else llama.model_path)
@@ -297,7 +298,7 @@ class Completion:
 
     def _bytes_of(self, token: int) -> bytes:
         llama = self.llama
-        if not native_tokenizer(llama):
+        if not self.native:
             return bytes(llama.detokenize([token], prev_tokens=[*self.call.prompt, *self.ids]))
         data = llama._lent.piece(token)
         begins = not len(self.prompt) and not self.ids

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -23,6 +24,7 @@ from racer_local.llama.parent import (
     State,
     can_generate,
     in_the_way,
+    lend_model,
     native_tokenizer,
     open_branching,
     prepare,
@@ -77,7 +79,7 @@ class Llama(Parent):  # type: ignore[misc]
         _refuse_corpora(corpora)
         draft_model, seed = arguments.pop("draft_model", None), arguments.get("seed")
         prepare(arguments, exact=draft.exact)
-        library.show_log()
+        library.show_log(True)
         super().__init__(model_path, **arguments)
         self._draft, self.draft_model = draft, draft_model
         self.set_seed(UNSEEDED if seed is None else seed)
@@ -94,13 +96,13 @@ class Llama(Parent):  # type: ignore[misc]
             self._stats.disabled_reason = NO_DRAFTS.format("its vocabulary or for embeddings")
             return
         try:
-            self._lent, target = open_branching(self, draft.nodes)
+            self._lent = lend_model(self)
         except ModelError as error:
             self._stats.disabled_reason = str(error)
             return
-        self._target = target
+        self._target = target = open_branching(self, self._lent, draft.nodes)
         own = GivenDrafts(self.draft_model, self._lent.end_tokens) if self.draft_model and draft.nodes > 1 else None
-        self._racer = Racer(target, draft, self._lent.end_tokens, in_the_way(self), own)
+        self._racer = Racer(target, draft, self._lent.end_tokens, in_the_way(self), own, self._tell)
         self._stats.disabled_reason = self._racer.disabled_reason
         if self._racer.disabled_reason:
             warnings.warn(f"{self.model_path}: {self._racer.disabled_reason}", RuntimeWarning, stacklevel=4)
@@ -196,10 +198,11 @@ class Llama(Parent):  # type: ignore[misc]
             )
             if call.on_rows:
                 target.clear()
-            if call.on_rows or self._logits_all:
-                self._read(call)
+            reads = (call.on_rows or self._logits_all) and 0 < n < self._n_ctx
+            held = self._read(call) if reads else None
             with closing(stream):
                 for k, emitted in enumerate(stream):
+                    stats.cached_tokens = stats.cached_tokens if held is None else held
                     self.n_tokens = n + k
                     if self._logits_all:
                         self.scores[n + k - 1] = emitted.logits
@@ -212,8 +215,8 @@ class Llama(Parent):  # type: ignore[misc]
             self.input_ids[: self.n_tokens] = target.held
             self._requires_eval = True
 
-    def _read(self, call: Call) -> None:
-        """Read the prompt with all its rows, for whoever wants them."""
+    def _read(self, call: Call) -> int:
+        """Read the prompt with all its rows, for whoever wants them; how many tokens were held already."""
 
         def see(tokens: Tokens, rows: Rows) -> None:
             if self._logits_all:
@@ -222,8 +225,8 @@ class Llama(Parent):  # type: ignore[misc]
             if call.on_rows:
                 call.on_rows(tokens, rows)
 
-        if len(call.prompt) < self._n_ctx:
-            self._target.prefill(call.prompt[:-1], see)
+        with call.stats.timing("prefill_seconds"):
+            return self._target.prefill(call.prompt[:-1], see)
 
     # --- completions ---
 
@@ -381,6 +384,10 @@ class Llama(Parent):  # type: ignore[misc]
     @property
     def _scores(self) -> Any:
         return super()._scores if self._logits_all else self.scores[:1]
+
+    def _tell(self, message: str) -> None:
+        if self.verbose:
+            print(f"racer_local: {message}", file=sys.stderr)
 
     def _n_ctx_of(self) -> str:
         return f"context window of {self._n_ctx}; open it with a larger n_ctx, or shorten the prompt"
