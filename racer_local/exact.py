@@ -88,7 +88,7 @@ class _Comparison:
         """Whether all rows are the same where the tokens are read in trees of that shape with n nodes each."""
         self.target.prefill(self.text)
         at = 0
-        while at < len(self.tokens) - n - 1:
+        while at < len(self.tokens) - n:
             tree, path = shape(self.tokens[at:], n)
             if not self._rows_agree(tree, path, at, len(path)):
                 return False

@@ -79,7 +79,7 @@ class Racer:
             draft = self.draft.with_keys(value, PER_ANSWER)
         if draft.nodes > 1 == self.draft.nodes:
             raise ConfigError("drafts were switched off when this was opened; open it with racer=True")
-        if (draft.max_nodes or 0) > self.draft.nodes:
+        if draft.nodes > 1 and (draft.max_nodes or 0) > self.draft.nodes:
             raise ConfigError(
                 f"max_nodes is {draft.max_nodes} and this was opened for {self.draft.nodes}; open it with more"
             )
@@ -148,18 +148,22 @@ class Racer:
     def _exact_up_to(self, draft: DraftConfig) -> Exactness:
         if draft.nodes == 1 or self.disabled_reason:
             return Exactness(1, False)
-        if self._exactness is None:
-            self._exactness = exactness(self.target, self._notify)
-        if self._exactness.rows == 1 and self.chosen:
+        if self.chosen:
             raise ExactnessError(
                 f"exact answers can't be had with {' and '.join(self.chosen)}: a batch gives other rows than single "
                 f"tokens there; open it as exact and leave that out, and it is chosen so that they agree"
             )
+        if self._exactness is None:
+            self._exactness = exactness(self.target, self._notify)
         return self._exactness
 
 
 def in_the_way(context: ContextConfig) -> list[str]:
-    """Settings that the user chose and that `ContextConfig.for_exact` would have chosen otherwise."""
+    """Settings that the user chose and with which a batch does not equal single tokens on a CPU.
+
+    Nothing to be measured: in a short text they may agree. Without flash attention, attention is a matrix product
+    whose sums depend on the number of rows; with it, an f16 or f32 cache is split among the threads for a single token.
+    """
     chosen = ["flash_attn off (--flash-attn)"] if context.flash_attn == "off" else []
     return chosen + ([f"kv_type {context.kv_type} (--kv-type)"] if context.kv_type in ("f16", "f32") else [])
 
@@ -193,6 +197,7 @@ def exactness(
     found = None if again else exact.recall(target.facts)
     if found is None:
         notify("measuring up to how many rows a batch equals single tokens, once for this model and these settings")
+        target.restrict(None)
         target.restrict(Exactness(target.max_nodes, True))  # cells in order
         found = exact.measure(target)
         exact.remember(target.facts, found)

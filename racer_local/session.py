@@ -75,7 +75,7 @@ class Session:
         self.model = model
         self.draft = draft or DraftConfig()
         context = context or ContextConfig()
-        chosen = in_the_way(context)
+        chosen = [] if model.offloads else in_the_way(context)
         if self.draft.exact and not model.offloads:
             context = context.for_exact()
         self.target = LlamaTarget(model, context, max_nodes=self.draft.nodes)

@@ -49,8 +49,8 @@ def prepare(arguments: dict[str, Any], *, exact: bool) -> None:
     # The parent takes half the logical CPUs for a token and all for a batch; a thread too many is a cliff.
     arguments["n_threads"] = arguments.get("n_threads") or default_threads()
     arguments["n_threads_batch"] = arguments.get("n_threads_batch") or max(arguments["n_threads"], default_threads())
-    offloads = arguments.get("n_gpu_layers", 0) != 0 and library.init().llama_supports_gpu_offload()
-    if exact and not offloads:
+    on_gpu = arguments.get("n_gpu_layers", 0) != 0 and library.init().llama_supports_gpu_offload()
+    if exact and not on_gpu:
         arguments.setdefault("flash_attn", True)
         for name in ("type_k", "type_v"):
             if arguments.get(name) is None:
@@ -58,15 +58,19 @@ def prepare(arguments: dict[str, Any], *, exact: bool) -> None:
 
 
 def in_the_way(llama: Any) -> list[str]:
-    """Settings in force with which a batch does not equal single tokens on a CPU."""
-    params, names = llama.context_params, {number: name for name, number in GGML_TYPES.items()}
+    """Settings in force with which a batch does not equal single tokens on a CPU, see `racing.in_the_way`."""
+    params = llama.context_params
+    if offloads(llama):
+        return []
     chosen = [] if params.flash_attn_type == library.init().LLAMA_FLASH_ATTN_TYPE_ENABLED else ["flash_attn=False"]
-    fine = (GGML_TYPES["bf16"], GGML_TYPES["q8_0"])
-    for field in ("type_k", "type_v"):
-        number = getattr(params, field)
-        if number not in fine:
-            chosen.append(f"{field}={number} ({names.get(number, 'another quant')})")
-    return chosen
+    split = {GGML_TYPES[name]: name for name in ("f16", "f32")}
+    types = {field: getattr(params, field) for field in ("type_k", "type_v")}
+    return chosen + [f"{field}={number} ({split[number]})" for field, number in types.items() if number in split]
+
+
+def offloads(llama: Any) -> bool:
+    """Whether layers are on a GPU."""
+    return bool(library.init().llama_supports_gpu_offload()) and llama.model_params.n_gpu_layers != 0
 
 
 def native_tokenizer(llama: Any) -> bool:
@@ -84,9 +88,8 @@ def lend_model(llama: Any) -> Model:
 
     Raises ModelError where the model is none that generates text (an encoder).
     """
-    offloads = bool(library.init().llama_supports_gpu_offload()) and llama.model_params.n_gpu_layers != 0
     options = {"gpu_layers": llama.model_params.n_gpu_layers, "lora": str(llama.lora_path)}
-    return Model.lent(llama._model.model, llama.model_path, offloads=offloads, options=options)
+    return Model.lent(llama._model.model, llama.model_path, offloads=offloads(llama), options=options)
 
 
 def open_branching(llama: Any, model: Model, max_nodes: int) -> LlamaTarget:

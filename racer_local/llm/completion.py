@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import random
 import time
 import uuid
@@ -72,7 +73,7 @@ class Progress:
         if self.stops.found:
             self.finish_reason = "stop"
             end, kept = 0, 0
-            while kept < len(self.tokens) and end < self.safe:
+            while kept < len(self.tokens) and end + len(self.tokens[kept].data[:1]) <= self.safe:
                 end += len(self.tokens[kept].data)
                 kept += 1
             del self.tokens[kept:]
@@ -166,11 +167,9 @@ def _whole_characters(tokens: Sequence[Token]) -> Sequence[Token]:
 
 def _is_whole(data: bytes) -> bool:
     """Whether no character is cut at the end. What is no UTF-8 at all will not get better by waiting."""
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return error.reason != "unexpected end of data"
-    return True
+    decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+    decoder.decode(data)
+    return not decoder.getstate()[0]
 
 
 @dataclass

@@ -23,12 +23,14 @@ class Turn:
         self._owner: int | None = None
         """The thread that works, or read a stream last."""
         self._depth = 0
-        """How often the owner has taken it; 0 while a stream waits to be read."""
+        """How often it has been taken."""
+        self._unread = False
+        """Whether a stream has it that nobody reads now."""
         self._since = 0.0
 
     def __enter__(self) -> None:
         me = threading.get_ident()
-        if self._owner == me and self._depth:
+        if self._owner == me and not self._unread:
             self._depth += 1
             return
         while not self._lock.acquire(timeout=0.05):
@@ -47,19 +49,19 @@ class Turn:
         """The items of a generator that runs in a turn of its own, which ends with it or when it is closed."""
         with self, closing(make()) as items:
             for item in items:
-                depth, self._depth, self._since = self._depth, 0, monotonic()
+                self._unread, self._since = True, monotonic()
                 try:
                     yield item
                 finally:
-                    self._owner, self._depth = threading.get_ident(), depth
+                    self._owner, self._unread = threading.get_ident(), False
 
     def waits_to_be_read(self) -> bool:
-        """Whether a stream has it that is not being read now."""
-        return self._owner is not None and not self._depth
+        """Whether a stream has it that nobody reads now."""
+        return self._unread
 
     def _check_that_somebody_goes_on(self, me: int) -> None:
         """A single thread that waits for its own stream would wait for ever."""
-        if self._owner == me and self.waits_to_be_read():
+        if self._owner == me and self._unread:
             alone = threading.active_count() == 1
             if alone or monotonic() - self._since > GRACE:
                 raise RuntimeError("a stream of this thread is still open; read it to its end or close() it first")
