@@ -25,7 +25,7 @@ TEXT = 520
 """Tokens before the compared ones: beyond 512 cells, attention over a single token may be split among the threads."""
 WALK, WALKED = 64, (2, 4, 8, 16, 32, 64)
 """So many tokens are read in trees of these sizes: kernels that differ do so in most rows, but not in all."""
-BUDGET = 10.0
+BUDGET = 20.0
 """Seconds after which no larger tree is tried. What was tried until then holds."""
 KIND, FORMAT = "exactness", 1
 

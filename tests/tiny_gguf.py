@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 EMBEDDING, HEADS, KV_HEADS, FFN = 64, 4, 2, 128
 HEAD = EMBEDDING // HEADS
 INNER, STATE, CONV, DT_RANK = 2 * EMBEDDING, 16, 4, 32  # mamba's widths
+HYBRIDS = "lfm2", "jamba"
 UNK, BOS, EOS, FIRST_BYTE, FIRST_PIECE = 0, 1, 2, 3, 259
 CONTEXT = 4096
 
@@ -46,7 +47,8 @@ def write_tiny_gguf(
     """Writes the model and returns its path.
 
     quant: type of the matrices ("Q8_0", "Q4_0", "F16", "F32", ...), or "mixed" for Q4_0 and Q8_0 by turns.
-    arch: "llama", "mamba" (recurrent), "gemma3" (five of six layers see `window` tokens), or any other name, which
+    arch: "llama", "mamba" (recurrent), "gemma3" (five of six layers see `window` tokens), "lfm2" and "jamba" (hybrid:
+    layers with a state and layers with attention by turns; lfm2's state can be taken back), or any other name, which
     gets llama's tensors.
     vocab_only: metadata and vocabulary without a tensor.
     """
@@ -56,7 +58,7 @@ def write_tiny_gguf(
         writer.add_sliding_window(window)
     _add_vocabulary(writer, n_vocab)
     if not vocab_only:
-        tensors = {"mamba": _mamba, "gemma3": _gemma3}.get(arch, _llama)
+        tensors = {"mamba": _mamba, "gemma3": _gemma3, "lfm2": _lfm2, "jamba": _jamba}.get(arch, _llama)
         _add_tensors(writer, tensors(_weights(seed), n_layer, n_vocab), quant)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -74,15 +76,23 @@ def _add_hyperparameters(writer: gguf.GGUFWriter, arch: str, n_layer: int, n_voc
     writer.add_feed_forward_length(0 if arch == "mamba" else FFN)
     writer.add_head_count(0 if arch == "mamba" else HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
-    if arch == "mamba":
+    if arch in ("mamba", "jamba"):
         writer.add_ssm_conv_kernel(CONV)
         writer.add_ssm_inner_size(INNER)
         writer.add_ssm_state_size(STATE)
         writer.add_ssm_time_step_rank(DT_RANK)
-    else:
-        writer.add_head_count_kv(KV_HEADS)
+    if arch == "lfm2":
+        writer.add_shortconv_l_cache(CONV)
+    if arch != "mamba":
+        heads = [KV_HEADS if _attends(layer) else 0 for layer in range(n_layer)]
+        writer.add_head_count_kv(heads if arch in HYBRIDS else KV_HEADS)
         writer.add_rope_dimension_count(HEAD)
     writer.add_quantization_version(2)
+
+
+def _attends(layer: int) -> bool:
+    """Whether a layer of a hybrid has attention."""
+    return layer % 2 == 1
 
 
 def _pieces() -> Iterator[str]:
@@ -126,15 +136,8 @@ def _weights(seed: int) -> Weights:
 def _llama(draw: Weights, n_layer: int, n_vocab: int) -> Iterator[Tensor]:
     yield from _ends(draw, n_vocab)
     for name in (f"blk.{layer}." for layer in range(n_layer)):
-        yield name + "attn_norm.weight", np.ones(EMBEDDING, np.float32)
-        yield name + "attn_q.weight", draw(EMBEDDING, EMBEDDING)
-        yield name + "attn_k.weight", draw(KV_HEADS * HEAD, EMBEDDING)
-        yield name + "attn_v.weight", draw(KV_HEADS * HEAD, EMBEDDING)
-        yield name + "attn_output.weight", draw(EMBEDDING, EMBEDDING)
-        yield name + "ffn_norm.weight", np.ones(EMBEDDING, np.float32)
-        yield name + "ffn_gate.weight", draw(FFN, EMBEDDING)
-        yield name + "ffn_up.weight", draw(FFN, EMBEDDING)
-        yield name + "ffn_down.weight", draw(EMBEDDING, FFN)
+        yield from _attention(draw, name)
+        yield from _feed_forward(draw, name)
 
 
 def _gemma3(draw: Weights, n_layer: int, n_vocab: int) -> Iterator[Tensor]:
@@ -148,22 +151,73 @@ def _gemma3(draw: Weights, n_layer: int, n_vocab: int) -> Iterator[Tensor]:
 
 def _mamba(draw: Weights, n_layer: int, n_vocab: int) -> Iterator[Tensor]:
     yield from _ends(draw, n_vocab)
-    decay = -np.broadcast_to(np.arange(1, STATE + 1, dtype=np.float32), (INNER, STATE))
     for name in (f"blk.{layer}." for layer in range(n_layer)):
-        yield name + "attn_norm.weight", np.ones(EMBEDDING, np.float32)
-        yield name + "ssm_in.weight", draw(2 * INNER, EMBEDDING)
-        yield name + "ssm_conv1d.weight", draw(INNER, CONV)
-        yield name + "ssm_conv1d.bias", np.zeros(INNER, np.float32)
-        yield name + "ssm_x.weight", draw(DT_RANK + 2 * STATE, INNER)
-        yield name + "ssm_dt.weight", draw(INNER, DT_RANK)
-        yield name + "ssm_dt.bias", np.zeros(INNER, np.float32)
-        yield name + "ssm_a", np.ascontiguousarray(decay)
-        yield name + "ssm_d", np.ones(INNER, np.float32)
-        yield name + "ssm_out.weight", draw(EMBEDDING, INNER)
+        yield from _state_space(draw, name)
 
 
-def _ends(draw: Weights, n_vocab: int) -> Iterator[Tensor]:
-    yield "token_embd.weight", draw(n_vocab, EMBEDDING, scale=1.0)
+def _jamba(draw: Weights, n_layer: int, n_vocab: int) -> Iterator[Tensor]:
+    yield from _ends(draw, n_vocab)
+    for layer in range(n_layer):
+        name = f"blk.{layer}."
+        if _attends(layer):
+            yield from _attention(draw, name)
+        else:
+            yield from _state_space(draw, name)
+            yield name + "ssm_dt_norm.weight", np.ones(DT_RANK, np.float32)
+            yield name + "ssm_b_norm.weight", np.ones(STATE, np.float32)
+            yield name + "ssm_c_norm.weight", np.ones(STATE, np.float32)
+        yield from _feed_forward(draw, name)
+
+
+def _lfm2(draw: Weights, n_layer: int, n_vocab: int) -> Iterator[Tensor]:
+    for name, values in _ends(draw, n_vocab, loudness=4.0):  # its text repeats itself, with variations
+        yield ("token_embd_norm.weight" if name == "output_norm.weight" else name), values
+    for layer in range(n_layer):
+        name = f"blk.{layer}."
+        if _attends(layer):
+            yield from _attention(draw, name)
+            yield name + "attn_q_norm.weight", np.ones(HEAD, np.float32)
+            yield name + "attn_k_norm.weight", np.ones(HEAD, np.float32)
+        else:
+            yield name + "attn_norm.weight", np.ones(EMBEDDING, np.float32)
+            yield name + "shortconv.conv.weight", draw(EMBEDDING, CONV)
+            yield name + "shortconv.in_proj.weight", draw(3 * EMBEDDING, EMBEDDING)
+            yield name + "shortconv.out_proj.weight", draw(EMBEDDING, EMBEDDING)
+        yield from _feed_forward(draw, name)
+
+
+def _attention(draw: Weights, name: str) -> Iterator[Tensor]:
+    yield name + "attn_norm.weight", np.ones(EMBEDDING, np.float32)
+    yield name + "attn_q.weight", draw(EMBEDDING, EMBEDDING)
+    yield name + "attn_k.weight", draw(KV_HEADS * HEAD, EMBEDDING)
+    yield name + "attn_v.weight", draw(KV_HEADS * HEAD, EMBEDDING)
+    yield name + "attn_output.weight", draw(EMBEDDING, EMBEDDING)
+
+
+def _feed_forward(draw: Weights, name: str) -> Iterator[Tensor]:
+    yield name + "ffn_norm.weight", np.ones(EMBEDDING, np.float32)
+    yield name + "ffn_gate.weight", draw(FFN, EMBEDDING)
+    yield name + "ffn_up.weight", draw(FFN, EMBEDDING)
+    yield name + "ffn_down.weight", draw(EMBEDDING, FFN)
+
+
+def _state_space(draw: Weights, name: str) -> Iterator[Tensor]:
+    decay = -np.broadcast_to(np.arange(1, STATE + 1, dtype=np.float32), (INNER, STATE))
+    yield name + "attn_norm.weight", np.ones(EMBEDDING, np.float32)
+    yield name + "ssm_in.weight", draw(2 * INNER, EMBEDDING)
+    yield name + "ssm_conv1d.weight", draw(INNER, CONV)
+    yield name + "ssm_conv1d.bias", np.zeros(INNER, np.float32)
+    yield name + "ssm_x.weight", draw(DT_RANK + 2 * STATE, INNER)
+    yield name + "ssm_dt.weight", draw(INNER, DT_RANK)
+    yield name + "ssm_dt.bias", np.zeros(INNER, np.float32)
+    yield name + "ssm_a", np.ascontiguousarray(decay)
+    yield name + "ssm_d", np.ones(INNER, np.float32)
+    yield name + "ssm_out.weight", draw(EMBEDDING, INNER)
+
+
+def _ends(draw: Weights, n_vocab: int, loudness: float = 1.0) -> Iterator[Tensor]:
+    """`loudness`: the size of an embedding beside what a layer adds to it."""
+    yield "token_embd.weight", draw(n_vocab, EMBEDDING, scale=loudness)
     yield "output_norm.weight", np.ones(EMBEDDING, np.float32)
     yield "output.weight", draw(n_vocab, EMBEDDING)
 

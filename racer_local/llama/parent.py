@@ -102,7 +102,14 @@ def open_branching(llama: Any, model: Model, max_nodes: int) -> LlamaTarget:
 
     lib, own = library.init(), llama.context_params
     n_ctx = llama.n_ctx()
-    shape = shape_for(model, n_ctx, max_nodes)
+    config = ContextConfig(
+        n_ctx=n_ctx,
+        n_batch=llama.n_batch,
+        threads=own.n_threads,
+        flash_attn="on" if own.flash_attn_type == lib.LLAMA_FLASH_ATTN_TYPE_ENABLED else "off",
+        options={name: getattr(own, name) for name in SHARED_FIELDS},
+    )
+    shape = shape_for(model, config, n_ctx, max_nodes)
     params = type(own).from_buffer_copy(own)
     shape.apply(params)
     if llama._logits_all:
@@ -115,13 +122,6 @@ def open_branching(llama: Any, model: Model, max_nodes: int) -> LlamaTarget:
         library.show_log(True)
     llama._ctx = llama._stack.enter_context(contextlib.closing(context))
     _apply_lora(llama)
-    config = ContextConfig(
-        n_ctx=n_ctx,
-        n_batch=llama.n_batch,
-        threads=own.n_threads,
-        flash_attn="on" if own.flash_attn_type == lib.LLAMA_FLASH_ATTN_TYPE_ENABLED else "off",
-        options={name: getattr(own, name) for name in SHARED_FIELDS},
-    )
     target = LlamaTarget(model, config, max_nodes, handle=llama._ctx.ctx)
     llama._stack.callback(model.close)
     return target

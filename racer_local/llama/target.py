@@ -43,14 +43,14 @@ class LlamaTarget:
             raise ConfigError(f"max_nodes is {max_nodes}; it must be from 1 to {MAX_NODES} (the root counts)")
         self.n_ctx = config.n_ctx or min(ContextConfig.DEFAULT_CTX, model.n_ctx_train)
         self.n_vocab = model.n_vocab
-        shape = shape_for(model, self.n_ctx, max_nodes)
+        shape = shape_for(model, config, self.n_ctx, max_nodes)
         self._context = Context(model, config, shape, handle)
         self._can_branch, self._window = model.can_branch, model.window
         if self._context.snapshots or not model.can_branch:
             self._can_branch = False
             max_nodes = min(max_nodes, 1 + self._context.snapshots)
         self.max_nodes = max_nodes
-        self.max_leaves = max(1, max_nodes - 1) if self._can_branch else 1
+        self.max_leaves = max(1, max_nodes - 1) if self._can_branch and not _forgets(model, config) else 1
         self.held: list[int] = []
         """The tokens in the cache."""
         self.facts = {
@@ -174,8 +174,8 @@ class LlamaTarget:
         if self.held == tokens:
             return
         same = _shared_prefix(self.held, tokens)
-        if same < len(self.held) and not self._can_branch:
-            self._cut(0)  # whatever happened, its state is not that of the text any more
+        if same < len(self.held) and self._has_lost(same):
+            self._cut(0)
             return
         self._release(same)
         self.held[:] = tokens
@@ -306,9 +306,14 @@ class LlamaTarget:
             self._holes_from = None
 
 
-def shape_for(model: Model, n_ctx: int, max_nodes: int) -> Shape:
+def _forgets(model: Model, config: ContextConfig) -> bool:
+    """Whether what leaves a sliding window is forgotten. Cells of several sequences are not, so only chains fit there."""
+    return model.window > 0 and not config.options.get("swa_full", True)
+
+
+def shape_for(model: Model, config: ContextConfig, n_ctx: int, max_nodes: int) -> Shape:
     """What a context needs for n_ctx tokens and, where the model's memory can branch, trees of max_nodes."""
-    leaves = max(1, max_nodes - 1) if model.can_branch else 1
+    leaves = max(1, max_nodes - 1) if model.can_branch and not _forgets(model, config) else 1
     sequences = leaves + 2 if leaves > 1 else 1  # two spare ones for holes
     return Shape(
         cells=n_ctx + max_nodes,  # room for a tree at the last position

@@ -105,7 +105,7 @@ class Llama(Parent):  # type: ignore[misc]
         self._racer = Racer(target, draft, self._lent.end_tokens, in_the_way(self), own, self._tell)
         self._stats.disabled_reason = self._racer.disabled_reason
         if self._racer.disabled_reason:
-            warnings.warn(f"{self.model_path}: {self._racer.disabled_reason}", RuntimeWarning, stacklevel=4)
+            warnings.warn(f"{self.model_path}: {self._racer.disabled_reason}", RuntimeWarning, stacklevel=3)
         self.input_ids = np.zeros(self._n_ctx, np.intc)
         # Without logits_all nothing is kept there, and the parent's rows are as many as a batch has tokens.
         self.scores = np.zeros((self._n_ctx if self._logits_all else 1, self._n_vocab), np.single)
@@ -328,9 +328,16 @@ class Llama(Parent):  # type: ignore[misc]
                 return
             if self.n_tokens + len(tokens) > self._n_ctx:
                 raise ContextFullError(f"Requested tokens ({self.n_tokens + len(tokens)}) exceed {self._n_ctx_of()}")
-            self._target.take_over(self._input_ids.tolist())
+            self._hold()
             super().eval(tokens)
             self._target.take_over(self._input_ids.tolist())
+
+    def _hold(self) -> None:
+        """Make the cache hold `input_ids`: the caller may have cut them where it can't go back."""
+        tokens = self._input_ids.tolist()
+        self._target.take_over(tokens)
+        if self._target.held != tokens:
+            self._target.prefill(tokens)
 
     def reset(self) -> None:
         with self._turn:
@@ -349,7 +356,7 @@ class Llama(Parent):  # type: ignore[misc]
     def save_state(self) -> Any:
         with self._turn:
             if self._racer is not None:
-                self._target.take_over(self._input_ids.tolist())
+                self._hold()
                 self._target.only_text()
             return super().save_state()
 
