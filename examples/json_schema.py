@@ -1,4 +1,4 @@
-"""JSON by a schema: the grammar sees accepted tokens only, drafts or not: python examples/json_schema.py [MODEL.gguf]"""
+"""JSON by a schema; the grammar sees accepted tokens only: python examples/json_schema.py [MODEL.gguf]"""
 
 import json
 import sys

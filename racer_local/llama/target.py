@@ -307,7 +307,7 @@ class LlamaTarget:
 
 
 def _forgets(model: Model, config: ContextConfig) -> bool:
-    """Whether what leaves a sliding window is forgotten. Cells of several sequences are not, so only chains fit there."""
+    """Whether what leaves a sliding window is forgotten. Cells of several sequences are not, so only chains fit."""
     return model.window > 0 and not config.options.get("swa_full", True)
 
 
