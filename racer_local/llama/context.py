@@ -108,9 +108,13 @@ class Context:
         return handle
 
     @property
+    def closed(self) -> bool:
+        return not self._free.alive
+
+    @property
     def handle(self) -> Any:
         """The llama_context pointer."""
-        if not self._free.alive:
+        if self.closed:
             raise ModelError("this context is closed")
         return self._handle
 

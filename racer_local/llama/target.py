@@ -136,11 +136,11 @@ class LlamaTarget:
 
     def commit(self, path: NodeIds) -> None:
         """See `Target.commit`."""
-        if self._pending is None and not path:
-            return
-        if self._pending is None:
-            raise RuntimeError("commit without an evaluated tree: it was kept or dropped already")
         tree, self._pending = self._pending, None
+        if (tree is None and not path) or self._context.closed:
+            return
+        if tree is None:
+            raise RuntimeError("commit without an evaluated tree: it was kept or dropped already")
         if not path:
             self._cut(len(self.held) if self._can_branch else 0)  # no snapshot reaches back behind a whole batch
             return

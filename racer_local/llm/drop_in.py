@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -308,6 +308,7 @@ class Llama(Parent):  # type: ignore[misc]
         return (marked, mark) if marked != [dict(message) for message in messages] else (messages, "")
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        self._turn.check()
         asked = _asked.get()
         mark = asked.mark.encode() if asked is not None and asked.llama == id(self) else b""
         if not mark or mark not in text:
@@ -318,6 +319,10 @@ class Llama(Parent):  # type: ignore[misc]
             inside = native_tokenizer(self)
             tokens += tokenize_inside(self._lent, part.decode()) if inside else super().tokenize(part, False, special)
         return tokens
+
+    def detokenize(self, *args: Any, **kwargs: Any) -> bytes:
+        self._turn.check()
+        return bytes(super().detokenize(*args, **kwargs))
 
     # --- what else touches the context, in its turn ---
 
@@ -401,12 +406,10 @@ class Llama(Parent):  # type: ignore[misc]
 
     def close(self) -> None:
         """Free the model. Waits for a call in progress, and ends a stream that nobody reads now."""
-        if not hasattr(self, "_stack"):
+        if not hasattr(self, "_stack") or self._turn.over:
             return
-        if self._turn.waits_to_be_read():
-            super().close()
-            return
-        with self._turn:
+        with nullcontext() if self._turn.waits_to_be_read() else self._turn:
+            self._turn.over = True
             super().close()
 
     def __getstate__(self) -> dict[str, Any]:

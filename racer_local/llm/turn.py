@@ -9,6 +9,8 @@ from time import monotonic
 from types import TracebackType
 from typing import TypeVar
 
+from racer_local.errors import ModelError
+
 T = TypeVar("T")
 
 GRACE = 30.0
@@ -27,15 +29,24 @@ class Turn:
         self._unread = False
         """Whether a stream has it that nobody reads now."""
         self._since = 0.0
+        self.over = False
+        """Whether there are no more turns."""
 
     def __enter__(self) -> None:
         me = threading.get_ident()
         if self._owner == me and not self._unread:
             self._depth += 1
             return
+        self.check()
         while not self._lock.acquire(timeout=0.05):
             self._check_that_somebody_goes_on(me)
+            self.check()
         self._owner, self._depth = me, 1
+
+    def check(self) -> None:
+        """Raises ModelError when there are no more turns."""
+        if self.over:
+            raise ModelError("this Llama is closed; open it again")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
