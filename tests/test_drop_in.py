@@ -117,7 +117,7 @@ COMPLETIONS = {
     "top-k": (CODE, {"top_k": 3, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}),
     "top-p": (CODE, {"top_k": 0, "top_p": 0.6, "min_p": 0.0, "temperature": 1.0}),
     "plain draw": (CODE, {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": -1.0}),
-    **{f"seed {seed}": (CODE, {"seed": seed, "temperature": 0.8}) for seed in (0, 1, 2**32 - 2)},
+    **{f"seed {seed}": (CODE, {"seed": seed, "temperature": 0.8}) for seed in (0, 2**32 - 2)},
     **{f"{n} tokens": (CODE, {"max_tokens": n}) for n in (1, 2, 3, 5, 8)},
 }
 
@@ -125,15 +125,13 @@ COMPLETIONS = {
 @pytest.mark.parametrize("case", COMPLETIONS)
 def test_a_completion_is_the_parents(pair, case):
     prompt, asked = COMPLETIONS[case]
-    pair.same("create_completion", prompt, **{"max_tokens": 10, "temperature": 0.0, "seed": 7, **asked})
+    pair.same("create_completion", prompt, **{"max_tokens": 8, "temperature": 0.0, "seed": 7, **asked})
 
 
-@pytest.mark.parametrize(
-    "case", ["greedy", "tokens", "echo", "own name", "grammar, drawn", "repeat", "seed 1", "1 tokens"]
-)
+@pytest.mark.parametrize("case", ["greedy", "tokens", "echo", "own name", "grammar", "repeat", "seed 0", "1 tokens"])
 def test_the_chunks_of_a_completion_are_the_parents(pair, case):
     prompt, asked = COMPLETIONS[case]
-    asked = {"max_tokens": 10, "temperature": 0.0, "seed": 7, **asked}
+    asked = {"max_tokens": 8, "temperature": 0.0, "seed": 7, **asked}
     chunks = pair.same("create_completion", prompt, stream=True, **asked)
     whole = pair.ours.create_completion(prompt, **{**asked, "echo": False})
     assert text_of(chunks) == text_of(whole)
@@ -280,7 +278,15 @@ def close_to(ours, theirs, tolerance=1e-4):
     return ours == theirs
 
 
-@pytest.mark.parametrize("asked", [{"logprobs": 3}, {"logprobs": 0, "temperature": 0.8}, {"logprobs": 2, "stop": "\n"}])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"logprobs": 3},
+        {"logprobs": 0, "temperature": 0.8},
+        {"logprobs": 2, "stop": "\n"},
+        {"logprobs": 1, "logit_bias": {253: 5.0}},
+    ],
+)
 def test_log_probabilities_are_those_of_a_parent_that_keeps_all_rows(ours, all_rows, asked):
     asked = {"max_tokens": 9, "temperature": 0.0, "seed": 1, **asked}
     mine, theirs = (told(llama, "create_completion", CODE, **asked)["choices"][0] for llama in (ours, all_rows))
@@ -354,7 +360,7 @@ def test_logits_processors_see_the_ids_and_rows_that_the_parents_see(pair):
         assert all(
             len(longer) == len(ids) + 1 for (ids, _), (longer, _) in zip(first.seen, first.seen[1:], strict=False)
         )
-        seen.append((first.seen[:20], second.seen[:20]))
+        seen.append((first.seen, second.seen))
     assert len(seen[0][0]) == 20
     assert seen[0] == seen[1]
     assert pair.ours.last_stats["accepted"] > 0
@@ -397,16 +403,18 @@ def test_a_bias_is_honoured_beside_processors_too(ours, parent):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_error_of_a_logits_processor_reaches_the_caller_and_the_next_call_is_right(pair, stream):
+@pytest.mark.parametrize("kind", ["logits_processor", "stopping_criteria"])
+def test_an_error_of_the_callers_own_code_reaches_it_and_the_next_call_is_right(pair, kind, stream):
     def fail_late(ids, logits):
         if len(ids) > len(prompt) + 6:
             raise KeyError("mine")
-        return logits
+        return logits if kind == "logits_processor" else False
 
-    prompt, asked = pair.ours.tokenize(CODE.encode()), {"max_tokens": 20, "temperature": 0.0, "stream": stream}
-    whole = [*prompt, *islice(pair.parent.generate(prompt, temp=0.0), 6)]
+    prompt, asked = pair.ours.tokenize(CODE.encode()), {"max_tokens": 12, "temperature": 0.0, "stream": stream}
+    whole = [*prompt, *islice(pair.parent.generate(prompt, temp=0.0), 7)]
+    own = {kind: [fail_late] if kind == "logits_processor" else fail_late}
     with pytest.raises(KeyError, match="mine"):
-        told(pair.ours, "create_completion", CODE, logits_processor=LogitsProcessorList([fail_late]), **asked)
+        told(pair.ours, "create_completion", CODE, **own, **asked)
     held = pair.ours.input_ids[: pair.ours.n_tokens].tolist()
     assert held == pair.ours._target.held == whole[: len(held)]
     assert len(held) >= len(prompt) - 1
