@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from racer_local.bench.live import PLAIN, parse_draft
+from racer_local.bench.live import PLAIN, as_prompt, parse_draft
 from racer_local.config import ContextConfig, SamplingConfig
 from racer_local.llama import Model
 from racer_local.session import Answer, Session, first_difference
@@ -36,7 +36,8 @@ def measure(
     configs = {draft: replace(parse_draft(draft), exact=exact) for draft in (PLAIN, *drafts)}
     with ExitStack() as stack:
         sessions = {draft: stack.enter_context(Session(model, context, config)) for draft, config in configs.items()}
-        for prompt in prompts:
+        for text in prompts:
+            prompt = as_prompt(model, [{"role": "user", "content": text}])
             answers = {
                 draft: session.answer(prompt, sampling=sampling, max_tokens=max_tokens, record=True)
                 for draft, session in sessions.items()

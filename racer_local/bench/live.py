@@ -13,7 +13,7 @@ from racer_local.bench.data import Question
 from racer_local.config import ContextConfig, DraftConfig
 from racer_local.cost import SIZES
 from racer_local.errors import ConfigError, ContextFullError
-from racer_local.llama import Model
+from racer_local.llama import Message, Model
 from racer_local.session import Session
 from racer_local.stats import GenerationStats, speed_up
 
@@ -29,6 +29,13 @@ def parse_draft(spec: str) -> DraftConfig:
     if at and not (nodes.isascii() and nodes.isdecimal()):
         raise ConfigError(f"{spec!r} must be a drafter, or a drafter and its nodes like paper@16")
     return DraftConfig(draft=name, max_nodes=int(nodes) if at else None, exact=spec.strip().endswith(EXACT))
+
+
+def as_prompt(model: Model, messages: list[Message]) -> list[Message] | list[int]:
+    """The chat; for a model without a chat template the tokens of its texts, one behind the other."""
+    if model.chat_template:
+        return messages
+    return model.tokenize("\n\n".join(message["content"] for message in messages), add_special=True)
 
 
 def in_context(model: Model, questions: Sequence[Question], sizes: Sequence[int]) -> list[Question]:
@@ -117,17 +124,18 @@ def measure(
                 sizes = (n for n in SIZES if n <= session.target.max_nodes)
                 measured.cost |= {n: round(float(session.cost.relative[n]), 3) for n in sizes}
         for session in sessions.values():
-            session.answer(WARM_UP_PROMPT, max_tokens=WARM_UP_TOKENS)
+            session.answer(as_prompt(model, [{"role": "user", "content": WARM_UP_PROMPT}]), max_tokens=WARM_UP_TOKENS)
             session.forget()
         yield measured
         for question in questions:
-            messages: list[dict[str, str]] = []
+            messages: list[Message] = []
             for turn in question.turns:
                 messages.append({"role": "user", "content": turn})
                 shift = measured.answers % len(sessions)
                 order = [*sessions][shift:] + [*sessions][:shift]
                 try:
-                    answers = {spec: sessions[spec].answer(messages, max_tokens=max_tokens) for spec in order}
+                    prompt = as_prompt(model, messages)
+                    answers = {spec: sessions[spec].answer(prompt, max_tokens=max_tokens) for spec in order}
                 except ContextFullError:
                     measured.skipped += 1
                     break
