@@ -61,6 +61,13 @@ class Racer:
         return self._cost
 
     @property
+    def memory_bytes(self) -> int:
+        """Of the rows of logits that a tree needs, and of what the drafter learns."""
+        learned = getattr(self.drafter, "memory_bytes", None)
+        rows = 4 * self.target.n_vocab * self.target.max_nodes
+        return rows + (learned(self.draft) if learned else 0)
+
+    @property
     def drafter(self) -> Drafter:
         """The one that answers by default."""
         return self._drafter(self.draft)

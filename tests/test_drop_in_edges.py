@@ -999,3 +999,21 @@ print(good("hello", max_tokens=9, temperature=0.0)["choices"] == before)
     )
     assert err == ""
     assert out.split() == ["ConfigError"] * 8 + ["ValueError"] * 2 + ["ExactnessError"] * 2 + ["True"]
+
+
+# --- fast settings ---
+
+
+@pytest.mark.parametrize("flash_attn", [False, True])
+def test_in_fast_settings_each_token_is_the_likeliest_of_the_row_it_was_verified_in(tiny_path, flash_attn):
+    likeliest, accepted = [], 0
+    with closing(opened(tiny_path, racer={"draft": "paper", "max_nodes": 16}, flash_attn=flash_attn)) as llm:
+        for prompt in ([BOS, 70, 71, 72] * 8, [BOS, 90]):
+            likeliest.clear()
+            stream = llm.generate(
+                prompt, temp=0.0, stopping_criteria=lambda _, row: likeliest.append(int(row.argmax()))
+            )
+            assert list(islice(stream, 80)) == likeliest[:80]
+            stream.close()
+            accepted += llm.last_stats["accepted"]
+    assert accepted > 0

@@ -54,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
             if found:
                 shapes = "trees" if found.branches else "chains"
                 print(f"{shapes} of up to {found.rows} nodes give the rows of single tokens, to the bit")
+            rows = 4 * target.n_vocab * draft.nodes
+            print(f"the logits of {draft.nodes} nodes take {models.readable_size(rows)} (--max-nodes)")
             print(f"what the drafter learns takes {models.readable_size(memory)}, never more (--history)")
     return 0
 

@@ -32,6 +32,7 @@ from racer_local.llama.parent import (
 from racer_local.llama.sampler import Candidates
 from racer_local.llm.completion import Call, Completion
 from racer_local.llm.turn import Turn
+from racer_local.models import readable_size
 from racer_local.racing import Racer
 from racer_local.stats import GenerationStats
 from racer_local.target import Rows
@@ -103,6 +104,9 @@ class Llama(Parent):  # type: ignore[misc]
         self._target = target = open_branching(self, self._lent, draft.nodes)
         own = GivenDrafts(self.draft_model, self._lent.end_tokens) if self.draft_model and draft.nodes > 1 else None
         self._racer = Racer(target, draft, self._lent.end_tokens, in_the_way(self), own, self._tell)
+        self._tell(
+            f"drafting takes {readable_size(self._racer.memory_bytes)} of memory, for logits and what is learned"
+        )
         self._stats.disabled_reason = self._racer.disabled_reason
         if self._racer.disabled_reason:
             warnings.warn(f"{self.model_path}: {self._racer.disabled_reason}", RuntimeWarning, stacklevel=3)
