@@ -23,8 +23,9 @@ from racer_local.session import Session
 
 def test_profile_prints_the_curve(capsys, tiny_path):
     code, out, _ = run(capsys, "profile", "-m", tiny_path, *EXACT_FLAGS)
-    first, head, *bars, memory = out.splitlines()
+    first, head, *bars, logits, memory = out.splitlines()
     assert code == 0
+    assert logits == "the logits of 64 nodes take 81.9 kB (--max-nodes)"
     assert memory == "what the drafter learns takes 19.4 MB, never more (--history)"
     assert first.startswith("tiny.gguf, 1 threads: T(1) is ")
     assert head.split() == ["nodes", "T(n)/T(1)"]
