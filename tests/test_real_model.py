@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from racer_local import cli
+from racer_local import cli, racing
 from racer_local.config import ContextConfig, DraftConfig, SamplingConfig
+from racer_local.cost import VerifyCost
 from racer_local.llama import render_chat
 from racer_local.session import Session, first_difference
 
@@ -31,14 +32,16 @@ def answer(model, text, draft, sampling=None, max_tokens=TOKENS, exact=False, **
         return session.answer(prompt, sampling=sampling, max_tokens=max_tokens, record=True)
 
 
-def test_the_demo_gives_the_ids_of_plain_decoding(smollm2):
+def test_the_demo_gives_the_ids_of_plain_decoding(smollm2, monkeypatch):
+    """With a curve that is given: one measured on a busy machine may say that no draft pays."""
+    monkeypatch.setattr(racing, "recall", lambda facts: VerifyCost.parse("cpu"))
     text = DEMO.read_text(encoding="utf-8")
     plain = answer(smollm2, text, "none", max_tokens=200, exact=True)
     for draft in ("racer", "lookup"):
         drafted = answer(smollm2, text, draft, max_tokens=200, exact=True)
         assert drafted.token_ids == plain.token_ids
         assert (drafted.stats.exact, drafted.stats.row_limit > 1) == (True, True)
-    assert drafted.stats.mean_accepted_tokens > 2
+        assert drafted.stats.mean_accepted_tokens > 2
 
 
 @pytest.mark.parametrize("text", PROMPTS, ids=["code", "repetition", "json", "translation"])
