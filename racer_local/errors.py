@@ -17,6 +17,10 @@ class DownloadError(RacerError):
     """A model could not be fetched from any of its sources, or what arrived is not what was promised."""
 
 
+class CorpusError(RacerError):
+    """An index is missing, damaged, of a newer format or of another vocabulary; or the text for one is."""
+
+
 class BindingError(RacerError):
     """llama-cpp-python can't be imported, or its build crashes on this CPU."""
 

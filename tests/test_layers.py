@@ -24,6 +24,7 @@ LAYERS = {
     "acceptance": 1,
     "binding": 1,
     "models": 1,
+    "corpus": 2,
     "draft": 2,
     "target": 2,
     "llama": 3,

@@ -84,10 +84,10 @@ def collect(trace: Trace, *, keep: bool) -> Examples:
 
 
 def _contexts(drafter: RacerDrafter, tokens: NDArray[np.int32], at: int) -> Iterator[Examples]:
-    history, cues, recent, found, _ = drafter.memory
+    history, cues, recent, found, _, index = drafter.memory
     for depth in (depth for depth in DEPTHS if at + depth < len(tokens)):
         growth.set_context(found.context, tokens[: at + depth], tokens, tokens, 0)
-        size = evidence.gather(history, cues, recent, found, depth)
+        size = evidence.gather(history, cues, recent, found, index, depth)
         if size:
             came = (found.tokens[:size] == tokens[at + depth]).astype(np.float32)
             yield Examples(found.node[None].copy(), found.features[:size].copy(), np.array([size]), came)

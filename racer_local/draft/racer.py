@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from racer_local.acceptance import LEARNING_RATE, PULL, load_prior
 from racer_local.config import PROMPT_ROWS, DraftConfig
+from racer_local.corpus.corpora import Corpora
 from racer_local.cost import VerifyCost
 from racer_local.draft import TopK
 from racer_local.draft.sources import Text
@@ -16,9 +17,10 @@ from racer_local.kernels import evidence, growth, history, keyed_cues, layout
 from racer_local.kernels.acceptance import Net
 from racer_local.kernels.history import History
 from racer_local.kernels.keyed_cues import Cues
+from racer_local.kernels.suffixes import NO_INDEX
 from racer_local.tree import DraftTree, Limit, NodeIds, Source, Tokens
 
-SOURCES = np.array([Source.CONTEXT, Source.LOGITS], np.int32)
+SOURCES = np.array([Source.CONTEXT, Source.LOGITS, Source.CORPUS], np.int32)
 CAUTION_OF_DEBT = 5.0
 """Caution added for each plain forward that drafts have lost in this conversation: a text that keeps them from
 paying costs little. Measured: 0 lets translation fall to 0.97x on one curve, 10 costs the rest 0.5%."""
@@ -55,7 +57,9 @@ class RacerDrafter:
         self._fade, self._caution = np.float32(config.fade), config.caution
         self._balance = 0.0
         """Plain forwards that drafts have saved in this conversation; below 0: lost."""
-        self.memory = (self.history, self.cues, self.recent, evidence.new_evidence(config.breadth), self.net)
+        self._corpora: Corpora | None = None
+        self._learned = self.history, self.cues, self.recent, evidence.new_evidence(config.breadth), self.net
+        self.memory = (*self._learned, NO_INDEX)
         self._tree = layout.new_scratch(config.nodes)
         self._pool = growth.new_pool(config.nodes)
         self._ordered = np.zeros((4, config.nodes), np.int32)
@@ -77,7 +81,14 @@ class RacerDrafter:
         self._text.cut(0)
         self._balance = 0.0
 
+    def use(self, corpora: Corpora | None) -> None:
+        """Draft from these indexes too, from the next prompt on."""
+        self._corpora = corpora
+
     def begin(self, prompt: Tokens) -> None:
+        if self._corpora:
+            self._corpora.refresh()
+        self.memory = (*self._learned, self._corpora.index if self._corpora else NO_INDEX)
         tokens = np.asarray(prompt, np.int32)
         shared = self._text.shared_prefix(tokens)
         goes_on = 0 < shared == self._text.length

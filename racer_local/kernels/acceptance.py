@@ -58,8 +58,9 @@ def estimate(net, evidence, size):  # type: ignore[no-untyped-def]
     for i in range(h):
         base[i] = net.bias[i]
     for f in range(node.shape[0]):
-        for i in range(h):
-            base[i] += node[f] * node_weights[f, i]
+        if node[f] != 0:
+            for i in range(h):
+                base[i] += node[f] * node_weights[f, i]
     highest = np.float32(0)
     for c in range(size):
         for i in range(h):

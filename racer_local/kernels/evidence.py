@@ -1,4 +1,5 @@
-"""What speaks for each token that may come next: matches of the context, cues, and how reliable they were lately.
+"""What speaks for each token that may come next: matches of the context in the text so far and in the user's indexes,
+cues, and how reliable all of them were lately.
 
 The evidence of a context is a list of candidates and numbers about them; `kernels.acceptance` turns those into
 probabilities. Nothing here is a guess yet.
@@ -14,11 +15,14 @@ from numpy.typing import NDArray
 
 from racer_local.kernels import history as _history
 from racer_local.kernels import keyed_cues as _cues
+from racer_local.kernels import suffixes as _suffixes
 from racer_local.kernels.history import CONTEXT, Matches
 from racer_local.kernels.keyed_cues import FLOOR, KEYS
+from racer_local.kernels.suffixes import Found
 
 _find_matches, _age = _history.find, _history.age
 _find_cues = _cues.find
+_find_in_corpora = _suffixes.find
 
 Floats = NDArray[np.float32]
 Int32s = NDArray[np.int32]
@@ -27,6 +31,8 @@ CANDIDATES = 64
 """Most candidates of one context."""
 CLASSES = (1, 2, 3, 4, 6, 9, 14)
 """A match of length l counts in every class up to l."""
+CORPUS_LEAST = 2
+"""A match of fewer tokens in the user's indexes says less than any cue."""
 UNSKIPPED = 3
 """The first keys, which take the last one, two and three tokens."""
 MEMORY = 0.08
@@ -41,6 +47,9 @@ HITS = len(CLASSES)
 """In `Recent.averages`: how often the newest continuation of each class was right; then the next two."""
 COVERED, CONFIDENCE = HITS, HITS + 1
 """How often the token was among the candidates at all; the model's own highest probability."""
+CORPUS_HITS = HITS + 2
+"""How often the commonest continuation of each class in the indexes was right; from here on one for each class."""
+AVERAGES = CORPUS_HITS + len(CLASSES)
 
 NODE_FEATURES = (
     *(f"matches of {n}+" for n in CLASSES),
@@ -49,23 +58,31 @@ NODE_FEATURES = (
     *("longest", "depth", "candidates", "last row's best", "last row's root", "answer"),
     *(f"hits of {n}+" for n in CLASSES),
     *("covered", "confidence"),
+    *(f"corpus occurrences of {n}+" for n in CLASSES),
+    *(f"corpus hits of {n}+" for n in CLASSES),
+    *("corpus longest", "corpus longest to text"),
 )
+"""What only an index tells comes last, and is 0 without one."""
 HITS_AT = NODE_FEATURES.index(f"hits of {CLASSES[0]}+")
+CORPUS_NODE_AT = NODE_FEATURES.index(f"corpus occurrences of {CLASSES[0]}+")
 TOKEN_FEATURES = (
     *(f"{what} of {n}+" for n in CLASSES for what in ("count", "newest", "only")),
     *(f"{what} {key}" for key in KEYS for what in ("cue", "not in cue")),
     *("parent cue", "in parent cue", "length", "length to longest", "is longest", "age", "this text"),
     *("token age", "token new", "token in this text", "cues agree", "sharpest cue agrees"),
+    *(f"corpus {what} of {n}+" for n in CLASSES for what in ("share", "commonest")),
+    *("corpus length", "corpus is longest", "corpus files", "corpus only", "corpus length to text"),
 )
+CORPUS_TOKEN_AT = TOKEN_FEATURES.index(f"corpus share of {CLASSES[0]}+")
 
 
 class Recent(NamedTuple):
     """What this conversation was like so far."""
 
     averages: NDArray[np.float64]
-    """[HITS + 2] running averages, from 0 to 1."""
+    """[AVERAGES] running averages, from 0 to 1."""
     seen: NDArray[np.int64]
-    """[HITS + 2] how many values each has had."""
+    """[AVERAGES] how many values each has had."""
     start: NDArray[np.int64]
     """[2] the history's length at the start of the conversation; tokens of the answer so far."""
     last: Floats
@@ -100,10 +117,22 @@ class Evidence(NamedTuple):
     """[C, token features]"""
     row: Floats
     """[k] log probabilities of a row."""
+    found: Found
+    """Occurrences of the context in the indexes."""
+    corpus_counts: Int32s
+    """[C, classes] occurrences that the candidate continues, of those taken."""
+    corpus_totals: NDArray[np.int64]
+    """[2, classes] occurrences taken, and all."""
+    commonest: Int32s
+    """[classes] the candidate that continues most of them; -1: none."""
+    corpus_longest: Int32s
+    """[C] the longest occurrence that the candidate continues; 0: none."""
+    corpus_files: Int32s
+    """[C] files that hold one."""
 
 
 def new_recent() -> Recent:
-    recent = Recent(np.zeros(HITS + 2), np.zeros(HITS + 2, np.int64), np.zeros(2, np.int64), np.zeros(2, np.float32))
+    recent = Recent(np.zeros(AVERAGES), np.zeros(AVERAGES, np.int64), np.zeros(2, np.int64), np.zeros(2, np.float32))
     begin(recent, 0)
     return recent
 
@@ -124,6 +153,12 @@ def new_evidence(k: int) -> Evidence:
         node=np.zeros(len(NODE_FEATURES), np.float32),
         features=np.zeros((c, len(TOKEN_FEATURES)), np.float32),
         row=np.zeros(k, np.float32),
+        found=_suffixes.new_found(),
+        corpus_counts=np.zeros((c, classes), np.int32),
+        corpus_totals=np.zeros((2, classes), np.int64),
+        commonest=np.zeros(classes, np.int32),
+        corpus_longest=np.zeros(c, np.int32),
+        corpus_files=np.zeros(c, np.int32),
     )
 
 
@@ -152,6 +187,8 @@ def _candidate(evidence, size, token):  # type: ignore[no-untyped-def]
     evidence.longest[size] = evidence.positions[size] = 0
     evidence.counts[size] = 0
     evidence.cues[size] = 0
+    evidence.corpus_counts[size] = 0
+    evidence.corpus_longest[size] = evidence.corpus_files[size] = 0
     return size
 
 
@@ -178,6 +215,36 @@ def _add_matches(evidence, found):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
+def _add_occurrences(evidence, taken, size):  # type: ignore[no-untyped-def]
+    found, counts, totals = evidence.found, evidence.corpus_counts, evidence.corpus_totals
+    totals[:] = 0
+    evidence.commonest[:] = -1
+    for i in range(taken):
+        c = _candidate(evidence, size, found.tokens[i])
+        if c < 0:
+            continue
+        size = max(size, c + 1)
+        evidence.corpus_longest[c] = max(evidence.corpus_longest[c], found.lengths[i])
+        for j in range(len(CLASSES)):
+            if found.lengths[i] < CLASSES[j]:
+                break
+            totals[0, j] += 1
+            counts[c, j] += 1
+            best = evidence.commonest[j]
+            if best < 0 or counts[c, j] > counts[best, j]:
+                evidence.commonest[j] = c
+        new = 1
+        for k in range(i):
+            if found.tokens[k] == found.tokens[i] and found.files[k] == found.files[i]:
+                new = 0
+        evidence.corpus_files[c] += new
+    for j in range(len(CLASSES)):
+        for length in range(CLASSES[j], found.sizes.shape[0]):
+            totals[1, j] += found.sizes[length]
+    return size
+
+
+@njit(cache=True)
 def _add_cue(evidence, cues, slot, column, size):  # type: ignore[no-untyped-def]
     if slot >= 0:
         for j in range(cues.tokens.shape[1]):
@@ -200,14 +267,17 @@ def _sharpest(slots):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def gather(history, cues, recent, evidence, depth):  # type: ignore[no-untyped-def]
+def gather(history, cues, recent, evidence, index, depth):  # type: ignore[no-untyped-def]
     """Fill in the evidence for what follows evidence.context, `depth` drafted tokens behind the text.
 
-    Candidates are what followed the context's suffixes before, the likeliest tokens of its cues, and those of its
-    parent's sharpest cue (what might have come one token earlier often comes now). Returns how many there are.
+    Candidates are what followed the context's suffixes before, in the text or in the user's indexes, the likeliest
+    tokens of its cues, and those of its parent's sharpest cue (what might have come one token earlier often comes
+    now). Returns how many there are.
     """
     context, slots = evidence.context, evidence.slots
     size = _add_matches(evidence, _find_matches(history, context, evidence.matches))
+    taken = _find_in_corpora(index, context, CORPUS_LEAST, evidence.found)
+    size = _add_occurrences(evidence, taken, size)
     _find_cues(cues, context, CONTEXT, slots[0])
     _find_cues(cues, context, CONTEXT - 1, slots[1])
     for kind in range(len(KEYS)):
@@ -218,6 +288,7 @@ def gather(history, cues, recent, evidence, depth):  # type: ignore[no-untyped-d
         longest = max(longest, evidence.longest[c])
     _describe_node(history, cues, recent, evidence, depth, size, longest)
     _describe_tokens(history, cues, recent, evidence, size, longest)
+    _describe_corpus(recent, evidence, size, longest)
     return size
 
 
@@ -280,6 +351,35 @@ def _describe_tokens(history, cues, recent, evidence, size, longest):  # type: i
 
 
 @njit(cache=True)
+def _describe_corpus(recent, evidence, size, longest):  # type: ignore[no-untyped-def]
+    node, f, found = evidence.node, CORPUS_NODE_AT, 0
+    totals = evidence.corpus_totals
+    for c in range(size):
+        found = max(found, evidence.corpus_longest[c])
+    for j in range(len(CLASSES)):
+        node[f + j] = _log1p(totals[1, j])
+        node[f + len(CLASSES) + j] = recent.averages[CORPUS_HITS + j] - 0.5 if totals[0, j] > 0 else 0.0
+    f += 2 * len(CLASSES)
+    node[f], node[f + 1] = LOG1P[found], LOG1P[found] - LOG1P[longest] if found > 0 else 0.0
+    for c in range(size):
+        features, f = evidence.features[c], CORPUS_TOKEN_AT
+        length = evidence.corpus_longest[c]
+        if length == 0:
+            features[f:] = 0
+            continue
+        for j in range(len(CLASSES)):
+            count = evidence.corpus_counts[c, j]
+            features[f] = count / totals[0, j] if count > 0 else 0.0
+            features[f + 1] = 1.0 if evidence.commonest[j] == c else 0.0
+            f += 2
+        features[f] = LOG1P[length]
+        features[f + 1] = 1.0 if length == found else 0.0
+        features[f + 2] = LOG1P[evidence.corpus_files[c]]
+        features[f + 3] = 1.0 if evidence.longest[c] == 0 else 0.0
+        features[f + 4] = LOG1P[length] - LOG1P[longest]
+
+
+@njit(cache=True)
 def _average(recent, i, value):  # type: ignore[no-untyped-def]
     """Take a value in. The first ones weigh more: the half that an average starts from is worth two of them."""
     recent.averages[i] += max(MEMORY, 1.0 / (recent.seen[i] + 3)) * (value - recent.averages[i])
@@ -297,6 +397,9 @@ def judge(recent, evidence, size, token, likeliest):  # type: ignore[no-untyped-
         newest = evidence.newest[1, j]
         if newest >= 0:
             _average(recent, j, 1.0 if evidence.tokens[newest] == token else 0.0)
+        commonest = evidence.commonest[j]
+        if commonest >= 0:
+            _average(recent, CORPUS_HITS + j, 1.0 if evidence.tokens[commonest] == token else 0.0)
     _average(recent, COVERED, covered)
     _average(recent, CONFIDENCE, likeliest)
     recent.start[1] += 1
@@ -305,5 +408,5 @@ def judge(recent, evidence, size, token, likeliest):  # type: ignore[no-untyped-
 def warm_up() -> None:
     history, cues = _history.new_history(64), _cues.new_cues(16, 2)
     recent, evidence = new_recent(), new_evidence(2)
-    size = gather(history, cues, recent, evidence, 0)
+    size = gather(history, cues, recent, evidence, _suffixes.NO_INDEX, 0)
     judge(recent, evidence, size, np.int32(1), np.float32(0.5))

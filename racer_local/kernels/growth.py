@@ -15,6 +15,7 @@ from racer_local.kernels import keyed_cues as _cues
 from racer_local.kernels import layout
 from racer_local.kernels.evidence import CANDIDATES
 from racer_local.kernels.history import BREAK, CONTEXT
+from racer_local.kernels.suffixes import NO_INDEX
 
 _add, _gather, _judge = layout.add, _evidence.gather, _evidence.judge
 _estimate, _learn = _acceptance.estimate, _acceptance.learn
@@ -116,8 +117,9 @@ def _can_still_pay(p, gained, nodes, best, cost, most):  # type: ignore[no-untyp
 def grow(memory, text, banned, sources, cost, fade, caution, tree, pool):  # type: ignore[no-untyped-def]
     """Grow `tree` (started, a lone root) to the size that promises the most tokens per unit of time.
 
-    memory: (history, cues, recent, evidence, net). cost [nodes + 1]: T(n) / T(1). sources: the values that mark a
-    node that continues a match, and one that only cues propose. Returns the promise.
+    memory: (history, cues, recent, evidence, net, index). cost [nodes + 1]: T(n) / T(1). sources: the values that mark
+    a node that continues a match in the text, one that only cues propose, and one that continues a longer match in the
+    user's indexes. Returns the promise.
 
     A tree of n nodes promises (1 + sum of its nodes' probabilities) tokens in cost[n] plain forwards. A node's
     probability is the product along its path. The best of many estimates is likely one that errs upward, so each is
@@ -157,18 +159,26 @@ def grow(memory, text, banned, sources, cost, fade, caution, tree, pool):  # typ
 @njit(cache=True)
 def _push_children(memory, text, banned, sources, fade, tree, pool, node, reached):  # type: ignore[no-untyped-def]
     """What may follow a node, which itself is reached with this probability."""
-    history, cues, recent, evidence, net = memory
+    history, cues, recent, evidence, net, index = memory
     if tree.depths[node] >= tree.limit[2]:
         return
     set_context(evidence.context, text, tree.tokens, tree.parents, node)
-    size = _gather(history, cues, recent, evidence, tree.depths[node])
+    size = _gather(history, cues, recent, evidence, index, tree.depths[node])
     _estimate(net, evidence, size)
     pool.judged[0] += 1
     pool.judged[1] = size
     for c in range(size):
         p, token = reached * net.p[c] * fade, evidence.tokens[c]
         if p >= LEAST and not banned[token]:
-            _push(pool, p, token, node, sources[0] if evidence.longest[c] >= UNMATCHED else sources[1])
+            _push(pool, p, token, node, _source(evidence, c, sources))
+
+
+@njit(cache=True)
+def _source(evidence, c, sources):  # type: ignore[no-untyped-def]
+    length, in_corpus = evidence.longest[c], evidence.corpus_longest[c]
+    if in_corpus > length and in_corpus >= UNMATCHED:
+        return sources[2]
+    return sources[0] if length >= UNMATCHED else sources[1]
 
 
 @njit(cache=True)
@@ -191,14 +201,14 @@ def absorb(memory, pool, text, n, tokens, parents, path, ids, logits, rate, pull
     row is noted, those of the path last: they are the most recent. Where growing looked at the root alone, `pool` says
     that its evidence is still at hand.
     """
-    history, cues, recent, evidence, net = memory
+    history, cues, recent, evidence, net, index = memory
     for i in range(path.shape[0]):
         at = n + i
         if i == 0 and pool.judged[0] == 1:
             size = pool.judged[1]
         else:
             set_context(evidence.context, text[:at], text, text, 0)
-            size = _gather(history, cues, recent, evidence, 0)
+            size = _gather(history, cues, recent, evidence, index, 0)
             _estimate(net, evidence, size)
         _learn(net, evidence, size, text[at], rate, pull)
         _log_softmax(logits[path[i]], evidence.row)
@@ -216,7 +226,7 @@ def absorb(memory, pool, text, n, tokens, parents, path, ids, logits, rate, pull
 @njit(cache=True)
 def put_row(memory, text, tokens, parents, node, ids, logits):  # type: ignore[no-untyped-def]
     """What the model thought after a node of a tree whose root is the text's last token. A row without ids is none."""
-    history, cues, _, evidence, _ = memory
+    history, cues, _, evidence, _, _ = memory
     if ids[node, 0] >= 0:
         set_context(evidence.context, text, tokens, parents, node)
         _log_softmax(logits[node], evidence.row)
@@ -226,7 +236,7 @@ def put_row(memory, text, tokens, parents, node, ids, logits):  # type: ignore[n
 @njit(cache=True)
 def note_last(memory, ids, logits, drawn):  # type: ignore[no-untyped-def]
     """The row [k] that the next root was drawn from."""
-    _, _, recent, evidence, _ = memory
+    _, _, recent, evidence, _, _ = memory
     _log_softmax(logits, evidence.row)
     recent.last[0], recent.last[1] = np.exp(evidence.row[0]), 0.0
     for j in range(ids.shape[0]):
@@ -247,9 +257,10 @@ def read(memory, text, tokens, ids, logits, drawn):  # type: ignore[no-untyped-d
 def warm_up() -> None:
     shapes = (len(_evidence.NODE_FEATURES), 2), (len(_evidence.TOKEN_FEATURES), 2), (2,), (3,)
     net = _acceptance.new_net(*(np.zeros(shape, np.float32) for shape in shapes))
-    memory = _history.new_history(64), _cues.new_cues(16, 2), _evidence.new_recent(), _evidence.new_evidence(2), net
+    learned = _history.new_history(64), _cues.new_cues(16, 2), _evidence.new_recent(), _evidence.new_evidence(2), net
+    memory = (*learned, NO_INDEX)
     tree, text = layout.new_scratch(4), np.array([1, 2, 1, 2], np.int32)
-    terms = np.array([0, 1], np.int32), np.ones(5), np.float32(1), np.float32(0)
+    terms = np.array([0, 1, 2], np.int32), np.ones(5), np.float32(1), np.float32(0)
     pool, out = new_pool(4), np.zeros((4, 4), np.int32)
     draft(memory, text, np.zeros(4, np.bool_), terms, tree, pool, (4, 4, 4), out)
     ids, logits = np.zeros((2, 2), np.int32), np.zeros((2, 2), np.float32)
