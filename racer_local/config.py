@@ -83,9 +83,11 @@ def default_threads() -> int:
     return min(usable_cpus(), len(cores))
 
 
-def _setting(default: Any, help: str, *, flag: str | None = None, choices: Sequence[str] | None = None) -> Any:
+def _setting(
+    default: Any, help: str, *, flag: str | None = None, choices: Sequence[str] | None = None, metavar: str = "N"
+) -> Any:
     """A field with what a command line flag needs to know of it; `flag` where it is not the field's name."""
-    return field(default=default, metadata={"help": help, "flag": flag, "choices": choices})
+    return field(default=default, metadata={"help": help, "flag": flag, "choices": choices, "metavar": metavar})
 
 
 def _check(name: str, value: float, low: float, high: float, what: str = "") -> None:
@@ -96,6 +98,14 @@ def _check(name: str, value: float, low: float, high: float, what: str = "") -> 
 def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
+
+
+def _paths(name: str, values: Any) -> tuple[str, ...]:
+    if isinstance(values, (str, os.PathLike)):
+        raise ConfigError(f"{name} is {values!r}; it must be a list of files")
+    if not all(isinstance(value, (str, os.PathLike)) and os.fspath(value) for value in values):
+        raise ConfigError(f"{name} is {list(values)}; each must be the path of an index")
+    return tuple(os.fspath(value) for value in values)
 
 
 Options = Mapping[str, int | float | bool | tuple[float, ...]]
@@ -208,6 +218,8 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "float": (int, float),
     "int | None": (int, type(None)),
+    "str | None": (str, os.PathLike, type(None)),
+    "tuple[str, ...]": (list, tuple),
 }
 
 
@@ -221,6 +233,12 @@ class DraftConfig:
         False,
         "the token ids of plain decoding, to the bit: settings of the context that are left open are chosen for it, "
         "and no tree is larger than was found to change nothing",
+    )
+    corpora: tuple[str, ...] = _setting(
+        (), "racer: draft from this index too (racer-local index build); may be repeated", flag="corpus", metavar="FILE"
+    )
+    remember: str | None = _setting(
+        None, "add the answers to this index, for later drafts; it is made if it is not there", metavar="FILE"
     )
     breadth: int = 8
     """k: next tokens kept per vocabulary id ("copy-logit")."""
@@ -240,6 +258,13 @@ class DraftConfig:
 
     def __post_init__(self) -> None:
         _check_choice("draft", self.draft, tuple(DRAFTERS))
+        object.__setattr__(self, "corpora", _paths("corpora (--corpus)", self.corpora))
+        if self.remember is not None:
+            object.__setattr__(self, "remember", *_paths("remember (--remember)", [self.remember]))
+        if self.corpora and self.draft not in ("racer", "none"):
+            raise ConfigError(
+                f"the {self.draft} drafter reads no indexes; leave out corpora (--corpus), or draft with racer"
+            )
         if self.max_nodes is not None:
             _check("max_nodes", self.max_nodes, 1, MAX_NODES, "(the root counts)")
         _check("breadth", self.breadth, 1, 64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 
 from racer_local import exact, kernels
 from racer_local.config import DRAFTERS, ContextConfig, DraftConfig
+from racer_local.corpus.shelf import Shelf
 from racer_local.cost import VerifyCost, probe, recall, remember
-from racer_local.draft import Drafter, make_drafter
+from racer_local.draft import Drafter, ReadsCorpora, make_drafter
 from racer_local.engine import Emitted, generate
 from racer_local.errors import ConfigError, ExactnessError
 from racer_local.llama import LlamaTarget
@@ -19,7 +21,7 @@ from racer_local.stats import GenerationStats
 from racer_local.target import Exactness, Sampler, never
 from racer_local.tree import DraftTree, Tokens
 
-PER_ANSWER = ("draft", "max_nodes", "exact")
+PER_ANSWER = ("draft", "max_nodes", "exact", "corpora", "remember")
 """Settings of a DraftConfig that a single answer may change."""
 KEEPS_REJECTED = "this model's memory keeps rejected tokens (recurrent or hybrid), so it decodes plainly"
 NEVER_EQUAL = "with this model and build no row of a batch equals a single one, so exact answers are decoded plainly"
@@ -52,6 +54,8 @@ class Racer:
         self._exactness: Exactness | None = None
         self._drafters: dict[str, Drafter] = {}
         self._own, self._notify = own, notify
+        self._shelf = Shelf(lambda: target.vocabulary, end_tokens, notify)
+        self._check_corpora(draft)
         self._drafter(draft)
         self._restrict(draft)
 
@@ -72,8 +76,13 @@ class Racer:
         """The one that answers by default."""
         return self._drafter(self.draft)
 
-    def for_answer(self, value: bool | Mapping[str, Any] | DraftConfig | None) -> DraftConfig:
-        """What a `racer` argument of one answer asks for, checked against what was opened."""
+    def for_answer(
+        self, value: bool | Mapping[str, Any] | DraftConfig | None, corpora: Sequence[str] | None = None
+    ) -> DraftConfig:
+        """What a `racer` argument of one answer asks for, and `corpora` in place of those it was opened with.
+
+        Raises ConfigError where that does not fit to what was opened, CorpusError for an index that can't be used.
+        """
         if value is None or value is True:
             draft = self.draft
         elif value is False:
@@ -84,13 +93,21 @@ class Racer:
                 raise ConfigError(f"one answer can change only {', '.join(PER_ANSWER)}; the rest is set when it opens")
         else:
             draft = self.draft.with_keys(value, PER_ANSWER)
+        if corpora is not None:
+            draft = draft.with_keys({"corpora": corpora})
         if draft.nodes > 1 == self.draft.nodes:
             raise ConfigError("drafts were switched off when this was opened; open it with racer=True")
         if draft.nodes > 1 and (draft.max_nodes or 0) > self.draft.nodes:
             raise ConfigError(
                 f"max_nodes is {draft.max_nodes} and this was opened for {self.draft.nodes}; open it with more"
             )
+        self._check_corpora(draft)
         return draft
+
+    def _check_corpora(self, draft: DraftConfig) -> None:
+        if draft.corpora and self._own:
+            raise ConfigError("a draft_model of your own reads no indexes; leave out corpora, or draft_model")
+        self._shelf.corpora(draft.corpora, draft.remember)
 
     def generate(
         self,
@@ -111,7 +128,9 @@ class Racer:
         if draft.nodes > 1:
             stats.disabled_reason = self.disabled_reason or (NEVER_EQUAL if found and found.rows == 1 else None)
         stats.draft = "none" if stats.disabled_reason else draft.draft
-        return generate(
+        if isinstance(drafter, ReadsCorpora):
+            drafter.use(self._shelf.corpora(draft.corpora, draft.remember))
+        stream = generate(
             self.target,
             drafter,
             sampler,
@@ -123,6 +142,18 @@ class Racer:
             stats=stats,
             cancelled=cancelled,
         )
+        return stream if draft.remember is None else self._remembering(stream, draft.remember)
+
+    def _remembering(self, stream: Generator[Emitted, None, None], path: str) -> Generator[Emitted, None, None]:
+        """The same stream, whose tokens are in the index at `path` when it has ended."""
+        tokens: list[int] = []
+        try:
+            with closing(stream):
+                for emitted in stream:
+                    tokens.append(emitted.token)
+                    yield emitted
+        finally:
+            self._shelf.remember(path, [tokens])
 
     def forget(self) -> None:
         """Empty the cache and start with drafters that have seen nothing."""

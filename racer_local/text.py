@@ -4,6 +4,17 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+
+class VocabularyId(NamedTuple):
+    """Which vocabulary token ids are of."""
+
+    fingerprint: str
+    """Equal where the same id is the same text."""
+    n_vocab: int
+    model: str
+    """The path of a model file that has it."""
 
 
 class Detokenizer:

@@ -16,10 +16,11 @@ import numpy as np
 from racer_local.corpus.corpora import Corpora
 from racer_local.corpus.index import create
 from racer_local.corpus.sorting import sort_positions
-from racer_local.corpus.store import File, Part, VocabularyId
+from racer_local.corpus.store import File, Part
 from racer_local.errors import ConfigError
 from racer_local.kernels import suffixes
 from racer_local.kernels.history import BREAK, CONTEXT
+from racer_local.text import VocabularyId
 from racer_local.tree import Int32s
 
 VOCABULARY = VocabularyId("bench", 50_000, "bench.gguf")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +13,16 @@ from numpy.typing import NDArray
 from racer_local.bench.replay import first_rows, prefill, rows_of
 from racer_local.bench.trace import Trace
 from racer_local.config import DraftConfig
+from racer_local.corpus.corpora import Corpora
+from racer_local.corpus.index import remember
+from racer_local.corpus.store import Store
 from racer_local.cost import VerifyCost
 from racer_local.draft.racer import RacerDrafter
 from racer_local.errors import ConfigError
 from racer_local.kernels import evidence, growth
 from racer_local.kernels.acceptance import Net, new_net
-from racer_local.kernels.evidence import NODE_FEATURES, TOKEN_FEATURES
-from racer_local.tree import Limit
+from racer_local.kernels.evidence import CORPUS_NODE_AT, CORPUS_TOKEN_AT, NODE_FEATURES, TOKEN_FEATURES
+from racer_local.tree import Int32s, Limit
 
 DEPTHS = (0, 1, 2, 4, 8)
 """Contexts looked at behind each root: so far along the true path, which a tree would have drafted."""
@@ -28,6 +32,8 @@ BATCH = 512
 """Contexts of one gradient step."""
 RATE = 3e-3
 BETAS = 0.9, 0.999
+
+WEIGHTS = "node_weights", "token_weights", "bias", "prior"
 
 Floats = NDArray[np.float32]
 Weights = dict[str, Floats]
@@ -57,10 +63,11 @@ class Examples:
         return Examples(self.node[contexts], self.token[rows], sizes, self.came[rows])
 
 
-def collect(trace: Trace, *, keep: bool) -> Examples:
+def collect(trace: Trace, *, keep: bool, corpora: Sequence[Corpora] = ()) -> Examples:
     """What a drafter that walks the recorded answers knows at each token.
 
-    keep: its memory lasts from one answer to the next, else each one starts with an empty memory.
+    keep: its memory lasts from one answer to the next, else each one starts with an empty memory. corpora: the
+    indexes beside each conversation, if any.
 
     Raises ConfigError where there is nothing to learn from.
     """
@@ -71,6 +78,8 @@ def collect(trace: Trace, *, keep: bool) -> Examples:
         first, last = trace.offsets[conversation], trace.offsets[conversation + 1]
         if not keep:
             drafter.clear()
+        if corpora:
+            drafter.use(corpora[conversation])
         tokens, rows = trace.tokens[first:last], rows_of(trace, slice(first, last))
         prefill(drafter, tokens[:start], rows)
         for at in range(start, end):
@@ -101,12 +110,71 @@ def empty_net() -> Net:
 
 def surprise(net: Net, examples: Examples) -> float:
     """Mean negative log probability, in nats a context, of the candidate that came or of "none of them"."""
-    weights = {name: getattr(net, name) for name in ("node_weights", "token_weights", "bias", "prior")}
+    weights = {name: getattr(net, name) for name in WEIGHTS}
     p, none, _ = _forward(weights, examples)
     starts = np.cumsum(examples.sizes) - examples.sizes
     came = np.add.reduceat(examples.came, starts)
     hit = np.add.reduceat(p * examples.came, starts)
     return float(-np.log(np.maximum(np.where(came > 0, hit, none), 1e-9)).mean())
+
+
+def indexes_beside(trace: Trace, folder: Path, background: Path, seed: int = 0) -> list[Corpora]:
+    """For each conversation the indexes that a user may have beside it: what a fit of their evidence learns from.
+
+    Each has some other conversations; every second one a part of its own answers too, as an earlier version (every
+    thirtieth token or so begins a change); every second one the large index `background`.
+    """
+    rng, indexes = np.random.default_rng(seed), []
+    vocabulary = Store(background).vocabulary
+    texts = [trace.tokens[a:b] for a, b in pairwise(trace.offsets.tolist())]
+    answers: list[list[Int32s]] = [[] for _ in texts]
+    for conversation, start, end in trace.answers():
+        answers[conversation].append(texts[conversation][start:end])
+    for conversation, own in enumerate(answers):
+        others = [i for i in rng.permutation(len(texts))[:12].tolist() if i != conversation]
+        documents = [texts[i] for i in others]
+        if rng.random() < 0.5:
+            documents += [_earlier_version(rng, answer) for answer in own if len(answer) > 1]
+        path = folder / f"{conversation}.index"
+        remember(path, vocabulary, documents, ())
+        indexes.append(Corpora([path, background] if rng.random() < 0.5 else [path], vocabulary))
+    return indexes
+
+
+def collect_with_indexes(traces: Iterable[tuple[Trace, Path]], folder: Path) -> Examples:
+    """`collect` beside indexes, for traces with a large index each; what they need lies in `folder` meanwhile."""
+    parts = []
+    for number, (trace, background) in enumerate(traces):
+        for keep in (True, False):
+            own = folder / f"{number}-{keep}"
+            own.mkdir()
+            parts.append(collect(trace, keep=keep, corpora=indexes_beside(trace, own, background, seed=keep)))
+    return Examples.join(parts)
+
+
+def _earlier_version(rng: np.random.Generator, answer: Int32s) -> Int32s:
+    first = int(rng.integers(len(answer) // 2 + 1))
+    rest, version = answer[first:].tolist(), list[int]()
+    while rest:
+        if rng.random() < 1 / 30:
+            version += rng.choice(answer, rng.integers(4)).tolist()
+            rest = rest[rng.integers(4) :]
+        else:
+            version.append(rest.pop(0))
+    return np.array(version, np.int32)
+
+
+def fit_corpora(examples: Examples, start: Net, *, epochs: int = EPOCHS, seed: int = 0) -> Net:
+    """`start` with the weights of what only indexes tell fitted anew; without an index nothing changes."""
+    rng = np.random.default_rng(seed)
+    weights = {name: getattr(start, name).copy() for name in WEIGHTS}
+    weights["node_weights"][CORPUS_NODE_AT:] = 0
+    weights["token_weights"][CORPUS_TOKEN_AT:] = 0
+    free = {name: np.zeros_like(weight) for name, weight in weights.items()}
+    free["node_weights"][CORPUS_NODE_AT:] = 1
+    free["token_weights"][CORPUS_TOKEN_AT:] = 1
+    _descend(weights, examples, rng, epochs, free)
+    return new_net(*(weights[name] for name in WEIGHTS))
 
 
 def fit(examples: Examples, *, hidden: int = HIDDEN, epochs: int = EPOCHS, seed: int = 0) -> Net:
@@ -125,6 +193,14 @@ def fit(examples: Examples, *, hidden: int = HIDDEN, epochs: int = EPOCHS, seed:
         "bias": np.zeros(hidden, np.float32),
         "prior": np.append(rng.normal(0, 0.3 * hidden**-0.5, hidden), -3.0).astype(np.float32),
     }
+    _descend(weights, scaled, rng, epochs)
+    return _unscaled(weights, scales)
+
+
+def _descend(
+    weights: Weights, examples: Examples, rng: np.random.Generator, epochs: int, free: Weights | None = None
+) -> None:
+    """Adam on the weights that are 1 in `free`, by default all."""
     moments = {name: (np.zeros_like(w), np.zeros_like(w)) for name, w in weights.items()}
     contexts = len(examples.sizes)
     steps = epochs * -(-contexts // BATCH)
@@ -134,8 +210,10 @@ def fit(examples: Examples, *, hidden: int = HIDDEN, epochs: int = EPOCHS, seed:
         for start in range(0, contexts, BATCH):
             step += 1
             rate = RATE * 0.5 * (1 + np.cos(np.pi * step / steps)) + 1e-5
-            _adam(weights, _gradient(weights, scaled.take(order[start : start + BATCH])), moments, step, rate)
-    return _unscaled(weights, scales)
+            gradient = _gradient(weights, examples.take(order[start : start + BATCH]))
+            if free:
+                gradient = {name: gradient[name] * free[name] for name in gradient}
+            _adam(weights, gradient, moments, step, rate)
 
 
 def _forward(weights: Weights, examples: Examples) -> tuple[Floats, Floats, Floats]:
@@ -182,6 +260,6 @@ def _unscaled(weights: Weights, scales: Sequence[tuple[Floats, Floats]]) -> Net:
 
 
 def save(net: Net, path: Path) -> None:
-    arrays = {name: getattr(net, name) for name in ("node_weights", "token_weights", "bias", "prior")}
+    arrays = {name: getattr(net, name) for name in WEIGHTS}
     with path.open("wb") as file:  # given a name, numpy would add .npz to it
         np.savez_compressed(file, **arrays)

@@ -22,6 +22,7 @@ def measure(
     max_tokens: int,
     *,
     exact: bool = False,
+    corpora: Sequence[str] = (),
 ) -> Iterator[dict[str, Any]]:
     """After each prompt the sums so far: {drafter: {equal, of, largest_gap, far, mean_accepted_tokens}}.
 
@@ -33,7 +34,7 @@ def measure(
     sums: dict[str, dict[str, Any]] = {
         draft: {"equal": 0, "of": 0, "emitted": 0, "steps": 0, "largest_gap": None, "far": 0} for draft in drafts
     }
-    configs = {draft: replace(parse_draft(draft), exact=exact) for draft in (PLAIN, *drafts)}
+    configs = {draft: replace(parse_draft(draft, corpora), exact=exact) for draft in (PLAIN, *drafts)}
     with ExitStack() as stack:
         sessions = {draft: stack.enter_context(Session(model, context, config)) for draft, config in configs.items()}
         for text in prompts:

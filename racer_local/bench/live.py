@@ -18,17 +18,27 @@ from racer_local.session import Session
 from racer_local.stats import GenerationStats, speed_up
 
 PLAIN = "none"
-EXACT = "+exact"
+EXACT, CORPUS = "+exact", "+corpus"
 TOTAL = "total"
 WARM_UP_PROMPT, WARM_UP_TOKENS = "Count from one to ten, twice.", 32
 
 
-def parse_draft(spec: str) -> DraftConfig:
-    """A drafter by name, with NAME@N within N nodes, with NAME+exact as plain decoding to the bit."""
-    name, at, nodes = spec.strip().removesuffix(EXACT).partition("@")
+def parse_draft(spec: str, corpora: Sequence[str] = ()) -> DraftConfig:
+    """A drafter by name; NAME@N within N nodes, NAME+corpus with indexes, NAME+exact as plain decoding to the bit."""
+    name, *more = spec.strip().split("+")
+    name, at, nodes = name.partition("@")
     if at and not (nodes.isascii() and nodes.isdecimal()):
         raise ConfigError(f"{spec!r} must be a drafter, or a drafter and its nodes like paper@16")
-    return DraftConfig(draft=name, max_nodes=int(nodes) if at else None, exact=spec.strip().endswith(EXACT))
+    if unknown := {f"+{what}" for what in more} - {EXACT, CORPUS}:
+        raise ConfigError(f"{spec!r} ends in {', '.join(sorted(unknown))}; what can be is {CORPUS} and {EXACT}")
+    if CORPUS[1:] in more and not corpora:
+        raise ConfigError(f"{spec!r} needs an index; name it with --corpus")
+    return DraftConfig(
+        draft=name,
+        max_nodes=int(nodes) if at else None,
+        exact=EXACT[1:] in more,
+        corpora=tuple(corpora) if CORPUS[1:] in more else (),
+    )
 
 
 def as_prompt(model: Model, messages: list[Message]) -> list[Message] | list[int]:
@@ -105,7 +115,12 @@ def _whole(stats: GenerationStats) -> float:
 
 
 def measure(
-    model: Model, questions: Sequence[Question], drafts: Sequence[str], context: ContextConfig, max_tokens: int
+    model: Model,
+    questions: Sequence[Question],
+    drafts: Sequence[str],
+    context: ContextConfig,
+    max_tokens: int,
+    corpora: Sequence[str] = (),
 ) -> Iterator[Measured]:
     """What was measured so far: first nothing, then after every prompt (each turn of a question is one).
 
@@ -115,7 +130,7 @@ def measure(
     """
     specs = [spec.strip() for spec in drafts]
     plain_ones = [PLAIN, PLAIN + EXACT] if any(spec.endswith(EXACT) for spec in specs) else [PLAIN]
-    configs = {spec: parse_draft(spec) for spec in (*plain_ones, *specs)}
+    configs = {spec: parse_draft(spec, corpora) for spec in (*plain_ones, *specs)}
     measured = Measured(list(configs))
     with ExitStack() as stack:
         sessions = {spec: stack.enter_context(Session(model, context, draft)) for spec, draft in configs.items()}

@@ -7,9 +7,11 @@ import json
 import os
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from racer_local.bench.data import Question, read_questions
+from racer_local.binding import cpu_model
 from racer_local.cli.options import add_model, add_settings, context_from_args, from_args, model_from_args
 from racer_local.config import COST_CURVES, DRAFTERS, MAX_NODES, ContextConfig, DraftConfig, SamplingConfig
 from racer_local.errors import ConfigError
@@ -28,6 +30,12 @@ def add_parser(commands: Any) -> None:
     draft.add_argument("--history", type=int, nargs="+", default=[0], metavar="N", help=what)
     draft.set_defaults(run=run_draft)
 
+    corpus = benches.add_parser("corpus", help="what an index costs: sorting, memory, disk, opening, a lookup")
+    what = "tokens of each index; default: %(default)s"
+    corpus.add_argument("--tokens", type=int, nargs="+", default=[10**6, 10**7, 5 * 10**7], metavar="N", help=what)
+    corpus.add_argument("--folder", type=Path, help="where the indexes lie meanwhile; default: the system's")
+    corpus.set_defaults(run=run_corpus)
+
     memory = benches.add_parser("memory", help="peak memory of an answer, plain and drafted")
     memory.add_argument("-m", "--model", required=True, help="a GGUF file or a registry name")
     memory.add_argument("--draft", default="paper", help="drafters, separated by commas; default: %(default)s")
@@ -37,7 +45,10 @@ def add_parser(commands: Any) -> None:
 
     live = benches.add_parser("live", help="the same prompts through each drafter and plain decoding")
     _add_data(live, "prompts of each category; default: all")
-    live.add_argument("--draft", default="lookup,racer", help="NAME or NAME@NODES with commas; default: %(default)s")
+    live.add_argument(
+        "--draft", default="lookup,racer", help="NAME, NAME@NODES, NAME+corpus, with commas; default: %(default)s"
+    )
+    _add_corpus(live)
     live.add_argument(
         "--exact", action="store_true", help="each drafter in exact settings too: what does it cost to be exact?"
     )
@@ -62,12 +73,19 @@ def add_parser(commands: Any) -> None:
     replay.add_argument("trace", type=Path, metavar="TRACE.npz", help="made by bench record")
     replay.add_argument("--cost", required=True, help=f"{', '.join(COST_CURVES)}, or points like '1:1 2:1.5 8:3'")
     replay.add_argument("--json", action="store_true", help="one JSON object instead of the table")
-    add_settings(replay, DraftConfig, without=("exact",))
+    add_settings(replay, DraftConfig, without=("exact", "remember"))
     replay.set_defaults(run=run_replay)
 
     fit = benches.add_parser("fit", help="fit the prior of the acceptance estimates to recorded answers")
     fit.add_argument("trace", type=Path, nargs="+", metavar="TRACE.npz", help="made by bench record")
     fit.add_argument("-o", "--output", type=Path, required=True, metavar="PRIOR.npz", help="the file to write")
+    fit.add_argument(
+        "--corpus",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="for each trace a large index of its model's vocabulary: fit only what indexes add to the shipped prior",
+    )
     fit.add_argument("--test", type=Path, metavar="TRACE.npz", help="a trace to judge the fit by, not fitted to")
     fit.set_defaults(run=run_fit)
 
@@ -75,10 +93,16 @@ def add_parser(commands: Any) -> None:
     ids.add_argument("--data", type=Path, required=True, help='JSONL with {"turns": [...]} or {"prompt": ...} a line')
     ids.add_argument("--limit", type=int, default=20, metavar="N", help="prompts; default: %(default)s")
     ids.add_argument("--drafts", default="racer,paper", help="separated by commas; default: %(default)s")
+    _add_corpus(ids)
     ids.add_argument("--max-tokens", type=int, default=128, metavar="N", help="default: %(default)s")
     ids.add_argument("--exact", action="store_true", help="in exact settings, where all ids must be equal")
     add_model(ids, ContextConfig, SamplingConfig)
     ids.set_defaults(run=run_ids)
+
+
+def _add_corpus(parser: argparse.ArgumentParser) -> None:
+    what = "an index for the drafters NAME+corpus (racer-local index build); may be repeated"
+    parser.add_argument("--corpus", action="append", default=[], metavar="FILE", help=what)
 
 
 def _add_data(parser: argparse.ArgumentParser, limit: str) -> None:
@@ -112,7 +136,7 @@ def run_live(args: argparse.Namespace) -> int:
     if args.exact:
         drafts = [*drafts, *(spec.strip() + live.EXACT for spec in drafts)]
     for spec in drafts:
-        live.parse_draft(spec)
+        live.parse_draft(spec, args.corpus)
     lengths = args.context_tokens or ([300, 1500] if args.exact else [])
     if lengths and min(lengths) < 1:
         raise ConfigError("--context-tokens must be at least 1")
@@ -123,7 +147,7 @@ def run_live(args: argparse.Namespace) -> int:
         total = sum(len(question.turns) for question in questions)
         try:
             with tqdm(total=total, unit="prompt", disable=None) as bar:
-                for measured in live.measure(model, questions, drafts, context, args.max_tokens):
+                for measured in live.measure(model, questions, drafts, context, args.max_tokens, args.corpus):
                     bar.update(measured.answers - bar.n)
         except KeyboardInterrupt:
             interrupted = True
@@ -182,11 +206,14 @@ def run_replay(args: argparse.Namespace) -> int:
 
     from racer_local.bench.replay import replay, summary
     from racer_local.bench.trace import load_trace
+    from racer_local.corpus.corpora import Corpora
     from racer_local.cost import VerifyCost
-    from racer_local.draft import make_drafter
+    from racer_local.draft import ReadsCorpora, make_drafter
 
     draft, cost, trace = from_args(DraftConfig, args), VerifyCost.parse(args.cost), load_trace(args.trace)
     drafter = make_drafter(draft, trace.n_vocab, (), cost)
+    if isinstance(drafter, ReadsCorpora):
+        drafter.use(Corpora(draft.corpora, None))
     answers = replay(trace, drafter, cost, draft.nodes)
     result = summary(tqdm(answers, total=len(trace.gen), unit="answer", disable=None))
     if not args.json:
@@ -199,15 +226,25 @@ def run_replay(args: argparse.Namespace) -> int:
 def run_fit(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
+    from racer_local.acceptance import load_prior
     from racer_local.bench import fit
     from racer_local.bench.trace import load_trace
 
     _check_output(args.output)
     traces = [load_trace(path) for path in args.trace]
     test = load_trace(args.test) if args.test else None
-    parts = [fit.collect(trace, keep=keep) for trace in tqdm(traces, disable=None) for keep in (True, False)]
-    examples = fit.Examples.join(parts)
-    net = fit.fit(examples)
+    if args.corpus:
+        if len(args.corpus) != len(traces):
+            raise ConfigError(f"{len(traces)} traces need as many indexes after --corpus, one each, in the same order")
+        with TemporaryDirectory() as folder:
+            examples = fit.collect_with_indexes(
+                tqdm([*zip(traces, args.corpus, strict=True)], disable=None), Path(folder)
+            )
+        net = fit.fit_corpora(examples, load_prior())
+    else:
+        parts = [fit.collect(trace, keep=keep) for trace in tqdm(traces, disable=None) for keep in (True, False)]
+        examples = fit.Examples.join(parts)
+        net = fit.fit(examples)
     fit.save(net, args.output)
     result = {"contexts": len(examples.sizes), "nats_a_context": round(fit.surprise(net, examples), 4)}
     if test:
@@ -232,6 +269,27 @@ def run_draft(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_corpus(args: argparse.Namespace) -> int:
+    from racer_local.bench.corpus import measure
+
+    if min(args.tokens) < 1000:
+        raise ConfigError("--tokens must be at least 1000")
+    if args.folder and not args.folder.is_dir():
+        raise ConfigError(f"{args.folder} is no folder; name one for --folder, or leave it out")
+    results = []
+    for n in args.tokens:
+        results.append(f := measure(n, args.folder))
+        print(
+            f"{n:10} tokens: sorted {f['sorted_tokens_a_second'] / 1e6:.2f} million/s, "
+            f"{f['building_bytes_a_token']:.1f} bytes a token while building, {f['disk_bytes_a_token']:.2f} on disk, "
+            f"opened in {f['opened_ms']:.1f} ms, a lookup {f['lookup_us']['median']:.0f} us "
+            f"(99%: {f['lookup_us']['p99']:.0f}), memory +{f['memory_growth_mb']:.0f} MB",
+            flush=True,
+        )
+    print(json.dumps({"cpu": cpu_model(), "by_tokens": results}))
+    return 0
+
+
 def run_ids(args: argparse.Namespace) -> int:
     from racer_local.bench.data import read_prompts
     from racer_local.bench.ids import measure
@@ -243,11 +301,13 @@ def run_ids(args: argparse.Namespace) -> int:
     prompts = read_prompts(args.data, args.limit)
     drafts = args.drafts.split(",")
     for spec in drafts:
-        parse_draft(spec)
+        parse_draft(spec, args.corpus)
     context, sampling = context_from_args(args), from_args(SamplingConfig, args)
     result: dict[str, Any] = {}
     with Model(find(args.model), model_from_args(args)) as model:
-        found = measure(model, prompts, drafts, context, sampling, args.max_tokens, exact=args.exact)
+        found = measure(
+            model, prompts, drafts, context, sampling, args.max_tokens, exact=args.exact, corpora=args.corpus
+        )
         for number, result in enumerate(found, 1):
             equal = ", ".join(f"{draft} {sums['equal']}" for draft, sums in result.items())
             print(f"{number} prompts, equal ids: {equal}", flush=True)

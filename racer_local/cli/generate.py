@@ -44,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
     context, config = context_from_args(args), model_from_args(args)
     if args.compare and not (sampling.greedy or sampling.seeded):
         raise ConfigError("--compare with a temperature needs a --seed, or the two answers differ by chance")
+    if args.compare and draft.remember:
+        raise ConfigError("--compare answers for a measurement, which is not remembered; leave out --remember")
     path = models.find(args.model)
     _show_any_character()
     with _interruptible() as cancelled:

@@ -32,10 +32,10 @@ def from_args(config: type[T], args: argparse.Namespace, **more: Any) -> T:
     return config(**{**given, **more})
 
 
-def add_model(parser: argparse.ArgumentParser, *configs: type) -> None:
-    """The flags of a command that opens a model: how to load it, and the settings of these config classes."""
+def add_model(parser: argparse.ArgumentParser, *configs: type, without: tuple[str, ...] = ()) -> None:
+    """The flags of a command that opens a model: how to load it, and the settings of these config classes but some."""
     parser.add_argument("-m", "--model", required=True, help="a GGUF file, or a name from: racer-local models list")
-    add_settings(parser, ModelConfig, *configs)
+    add_settings(parser, ModelConfig, *configs, without=without)
     for owner in ("model", "context"):
         parser.add_argument(
             f"--{owner}-option",
@@ -87,9 +87,11 @@ def _details(setting: Field[Any], kind: Any) -> dict[str, Any]:
     kinds = {int: int, float: float, str: str, int | None: int, str | None: str}
     if kind is bool:
         return {"action": "store_true", "default": None, "help": setting.metadata["help"].replace("%", "%%")}
+    if kind not in kinds:  # several of them
+        return {"action": "append", "help": setting.metadata["help"], "metavar": setting.metadata["metavar"]}
     return {
         "type": kinds[kind],
         "choices": setting.metadata["choices"],
         "help": (setting.metadata["help"] + shown).replace("%", "%%"),
-        "metavar": None if setting.metadata["choices"] else "N",
+        "metavar": None if setting.metadata["choices"] else setting.metadata["metavar"],
     }

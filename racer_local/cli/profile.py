@@ -21,7 +21,7 @@ WIDTH = 50
 def add_parser(commands: Any) -> None:
     what = "measure what verifying n nodes costs, and remember it for the drafts"
     parser = commands.add_parser("profile", help=what, description=__doc__)
-    add_model(parser, ContextConfig, DraftConfig)
+    add_model(parser, ContextConfig, DraftConfig, without=("corpora", "remember"))
     parser.add_argument("--json", action="store_true", help="for machines")
     parser.set_defaults(run=run)
 

@@ -23,7 +23,9 @@ BEYOND_CAP = "beyond --max-tokens"
 AHEAD = 32
 """Pieces that are read before the first of them is tokenized."""
 SAMPLES, SAMPLE_CHARACTERS = 16, 1 << 16
-DISK_BYTES = 8 + 4 * ROW / STRIDE
+RESIDENT_BYTES = 4 * ROW / STRIDE
+"""Of memory for a token of an index that is used."""
+DISK_BYTES = 8 + RESIDENT_BYTES
 """Of a token in an index."""
 BUILDING_BYTES = 19
 """Of memory for a token while its segment is sorted, at most, the tokens included."""
@@ -56,6 +58,11 @@ class Size:
     def memory(self) -> int:
         """While it is built."""
         return BUILDING_BYTES * self.tokens
+
+    @property
+    def resident(self) -> int:
+        """While it is used."""
+        return int(RESIDENT_BYTES * self.tokens)
 
 
 def estimate(files: Sequence[Found], tokenizer: Tokenizer, *, chat: bool, max_tokens: int | None) -> Size:

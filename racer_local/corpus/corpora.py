@@ -6,25 +6,34 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from racer_local.corpus.store import Store, VocabularyId, identity
-from racer_local.errors import CorpusError
+from racer_local.corpus.store import Store, identity
+from racer_local.errors import ConfigError, CorpusError
 from racer_local.kernels.suffixes import as_index
+from racer_local.text import VocabularyId
 
 Notify = Callable[[str], object]
 
 
 class Corpora:
-    """Some indexes of one vocabulary.
+    """Some indexes of one vocabulary; None: whatever theirs is. `own` need not be there yet.
 
     Raises CorpusError where one can't be used.
     """
 
     def __init__(
-        self, paths: Sequence[str | Path], vocabulary: VocabularyId, notify: Notify = lambda message: None
+        self,
+        paths: Sequence[str | Path],
+        vocabulary: VocabularyId | None,
+        notify: Notify = lambda message: None,
+        own: str | Path | None = None,
     ) -> None:
-        self.paths = [Path(path).expanduser() for path in paths]
+        if not hasattr(os, "pread"):
+            raise ConfigError("indexes can be used on Linux and macOS only; leave out corpora (--corpus)")
         self._vocabulary, self._notify = vocabulary, notify
-        self._stores: dict[Path, Store | None] = {path: Store(path, vocabulary) for path in self.paths}
+        named = [Path(path).expanduser() for path in paths]
+        self._stores: dict[Path, Store | None] = {path: Store(path, vocabulary) for path in named}
+        if own is not None and (path := Path(own).expanduser()) not in self._stores:
+            self._stores[path] = Store(path, vocabulary) if path.exists() else None
         self._failed: dict[Path, object] = {}
         self._take_in()
 

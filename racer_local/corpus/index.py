@@ -12,10 +12,11 @@ from time import time_ns
 import numpy as np
 
 from racer_local.config import cache_home
-from racer_local.corpus.store import File, Part, Store, VocabularyId, write_store
+from racer_local.corpus.store import File, Part, Store, write_store
 from racer_local.errors import CorpusError
 from racer_local.kernels.history import BREAK
 from racer_local.kernels.suffixes import MOST_SEGMENTS
+from racer_local.text import VocabularyId
 from racer_local.tree import Tokens
 
 SMALL_SEGMENT = 1 << 18

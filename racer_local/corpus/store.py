@@ -29,6 +29,7 @@ from racer_local.corpus.sorting import MOST_TOKENS, sort_positions
 from racer_local.errors import CorpusError
 from racer_local.kernels import suffixes
 from racer_local.kernels.suffixes import ROW, STRIDE, Segment
+from racer_local.text import VocabularyId
 from racer_local.tree import Int32s
 
 MAGIC = b"RACERIDX"
@@ -43,17 +44,7 @@ CHUNK = 1 << 20
 ARRAYS = ("tokens", "order", "directory", "starts")
 
 
-class VocabularyId(NamedTuple):
-    """What the numbers of an index mean."""
-
-    fingerprint: str
-    n_vocab: int
-    model: str
-    """A model file that has it."""
-
-
-@dataclass(frozen=True)
-class File:
+class File(NamedTuple):
     """Where a part of a segment's text is from."""
 
     name: str
@@ -126,17 +117,22 @@ class Store:
         except OSError as error:
             raise CorpusError(f"the index {path} can't be read: {error.strerror}; check the path") from error
         self.vocabulary = self._table.vocabulary
-        if wanted and wanted.fingerprint != self.vocabulary.fingerprint:
-            raise CorpusError(
-                f"the index {path} was built for another vocabulary (that of {Path(self.vocabulary.model).name}, "
-                f"{self.vocabulary.n_vocab} tokens); build one for this model"
-            )
+        if wanted:
+            self.demand(wanted)
         for places in self._table.segments:
             _check_places(path, places, self.size)
         if self.size <= SMALL:
             self.check()
         elif not all(map(self._agrees, range(self.n_segments))):
             raise _damaged(path)
+
+    def demand(self, vocabulary: VocabularyId) -> None:
+        """Raises CorpusError where the index is for another vocabulary."""
+        if vocabulary.fingerprint != self.vocabulary.fingerprint:
+            raise CorpusError(
+                f"the index {self.path} was built for another vocabulary (that of {Path(self.vocabulary.model).name}, "
+                f"{self.vocabulary.n_vocab} tokens); build one for this model"
+            )
 
     @property
     def places(self) -> list[tuple[int, int, int, int]]:
@@ -338,8 +334,7 @@ def _sort(file: IO[bytes], part: Part, path: Path) -> dict[str, Place]:
     suffixes.write_directory(part.tokens, order, directory)
     arrays: tuple[Int32s, ...] = (part.tokens, order, directory, part.starts)
     places = {name: _write(file, array) for name, array in zip(ARRAYS, arrays, strict=True)}
-    entries = [(entry.name, entry.size, entry.modified, entry.tokens) for entry in part.files]
-    places["files"] = _write(file, np.frombuffer(json.dumps(entries).encode(), np.uint8))
+    places["files"] = _write(file, np.frombuffer(json.dumps(part.files).encode(), np.uint8))
     return places
 
 

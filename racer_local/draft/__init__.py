@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,8 @@ from racer_local.config import DraftConfig
 from racer_local.errors import ConfigError
 from racer_local.tree import DraftTree, Int32s, Limit, NodeIds, Tokens
 
-if TYPE_CHECKING:  # it loads numba, which plain decoding does without
+if TYPE_CHECKING:  # they load numba, which plain decoding does without
+    from racer_local.corpus.corpora import Corpora
     from racer_local.cost import VerifyCost
 
 
@@ -66,6 +67,15 @@ class Drafter(Protocol):
 
     def accept(self, path: NodeIds, bonus: int) -> None:
         """The nodes of the last draft that became text, root first, and the token emitted after them."""
+        ...
+
+
+@runtime_checkable
+class ReadsCorpora(Protocol):
+    """A drafter that can draft from the user's indexes."""
+
+    def use(self, corpora: Corpora | None) -> None:
+        """From the next prompt on, these and no others."""
         ...
 
 

@@ -24,6 +24,7 @@ from racer_local.errors import ConfigError, ContextFullError, DecodeError
 from racer_local.llama.context import Context, Shape
 from racer_local.llama.model import Model
 from racer_local.target import Exactness, OnRows, Rows, never
+from racer_local.text import VocabularyId
 from racer_local.tree import DraftTree, NodeIds, Tokens
 
 
@@ -43,6 +44,7 @@ class LlamaTarget:
             raise ConfigError(f"max_nodes is {max_nodes}; it must be from 1 to {MAX_NODES} (the root counts)")
         self.n_ctx = config.n_ctx or min(ContextConfig.DEFAULT_CTX, model.n_ctx_train)
         self.n_vocab = model.n_vocab
+        self._model = model
         shape = shape_for(model, config, self.n_ctx, max_nodes)
         self._context = Context(model, config, shape, handle)
         self._can_branch, self._window = model.can_branch, model.window
@@ -87,6 +89,11 @@ class LlamaTarget:
         if exact is not None:
             self.max_nodes = min(self.max_nodes, exact.rows)
             self.max_leaves = max(1, min(self.max_leaves, self.max_nodes - 1)) if exact.branches else 1
+
+    @property
+    def vocabulary(self) -> VocabularyId:
+        """Which vocabulary its tokens are of."""
+        return self._model.id
 
     def prefill(
         self,

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from racer_local.errors import ConfigError, ModelError
 from racer_local.llama import library
+from racer_local.text import VocabularyId
 from racer_local.tree import Int32s
 
 if TYPE_CHECKING:
@@ -105,6 +106,11 @@ class Vocabulary:
         for token in range(self.n_vocab):
             digest.update(text_of(vocab, token) + b"\0")
         return digest.hexdigest()
+
+    @property
+    def id(self) -> VocabularyId:
+        """What an index is for."""
+        return VocabularyId(self.fingerprint, self.n_vocab, str(self.path.absolute()))
 
     def _tokens_of(self, text: str, add_special: bool, parse_special: bool) -> Int32s:
         raw = text.encode("utf-8", "surrogatepass")

@@ -14,7 +14,7 @@ import numpy as np
 from racer_local.config import DraftConfig
 from racer_local.draft.given import GivenDrafts
 from racer_local.engine import Emitted
-from racer_local.errors import ConfigError, ContextFullError, ModelError
+from racer_local.errors import ContextFullError, ModelError
 from racer_local.llama import library
 from racer_local.llama.chat import mark_control_tokens, tokenize_inside
 from racer_local.llama.parent import (
@@ -47,6 +47,7 @@ class _Asked(NamedTuple):
 
     llama: int
     racer: RacerSetting
+    corpora: Sequence[str] | None = None
     mark: str = ""
 
 
@@ -58,7 +59,8 @@ class Llama(Parent):  # type: ignore[misc]
 
     Every argument, method, dictionary and chunk is the parent's. Two keyword arguments are new, here and in each
     call: `racer` (False: plain decoding; True: the default; or a DraftConfig or a dict of its settings, such as
-    {"exact": True}; a call can change draft, max_nodes and exact) and `corpora`.
+    {"exact": True}; a call can change draft, max_nodes, exact, corpora and remember) and `corpora`: indexes of your own
+    files (racer-local index build) that drafts come from too; those of a call take the place of these.
 
     What differs from the parent, each time for the better: the default number of threads, log probabilities without
     `logits_all`, a seed that is left out or -1 is another one every time, the stop string that comes first in the text
@@ -77,7 +79,8 @@ class Llama(Parent):  # type: ignore[misc]
         self._racer: Racer | None = None
         self._stats = GenerationStats()
         draft = DraftConfig.of(racer)
-        _refuse_corpora(corpora)
+        if corpora is not None:
+            draft = draft.with_keys({"corpora": corpora})
         draft_model, seed = arguments.pop("draft_model", None), arguments.get("seed")
         prepare(arguments, exact=draft.exact)
         library.show_log(True)
@@ -285,14 +288,13 @@ class Llama(Parent):  # type: ignore[misc]
     @contextmanager
     def _asking(self, racer: RacerSetting, corpora: Sequence[str] | None, mark: str = "") -> Iterator[None]:
         """Lets `racer` reach the call that the parent's methods make in the body, unless they were asked before."""
-        _refuse_corpora(corpora)
         before = _asked.get()
-        if racer is None and not mark and before is not None and before.llama == id(self):
+        if racer is None and corpora is None and not mark and before is not None and before.llama == id(self):
             yield
             return
         if self._racer is not None:
-            self._racer.for_answer(racer)  # what is wrong with it is said here, not at a stream's first token
-        reset = _asked.set(_Asked(id(self), racer, mark))
+            self._racer.for_answer(racer, corpora)  # what is wrong with it is said here, not at a stream's first token
+        reset = _asked.set(_Asked(id(self), racer, corpora, mark))
         try:
             yield
         finally:
@@ -301,8 +303,10 @@ class Llama(Parent):  # type: ignore[misc]
     def _draft_asked_for(self) -> DraftConfig | None:
         """What the call in progress shall draft; None: this Llama leaves it to the parent."""
         asked = _asked.get()
+        if self._racer is None:
+            return None
         ours = asked is not None and asked.llama == id(self)
-        return self._racer.for_answer(asked.racer if asked and ours else None) if self._racer else None
+        return self._racer.for_answer(asked.racer, asked.corpora) if asked and ours else self._racer.for_answer(None)
 
     def _mark_control_tokens(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Any, str]:
         """The messages with a mark inside each control token's spelling, and the mark; "" where there is none."""
@@ -436,8 +440,3 @@ def _asking_on(asked: _Asked | None, items: Iterator[Any]) -> Generator[Any, Non
         close = getattr(items, "close", None)
         if close:
             close()
-
-
-def _refuse_corpora(corpora: Sequence[str] | None) -> None:
-    if corpora:
-        raise ConfigError("this version can't use corpora yet; leave corpora out")
