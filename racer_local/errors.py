@@ -17,7 +17,7 @@ class DownloadError(RacerError):
     """A model could not be fetched from any of its sources, or what arrived is not what was promised."""
 
 
-class CorpusError(RacerError):
+class CorpusError(ConfigError):
     """An index is missing, damaged, of a newer format or of another vocabulary; or the text for one is."""
 
 

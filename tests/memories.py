@@ -1,12 +1,17 @@
-"""Texts, nets and memories (history, cues, recent, evidence, net) made at random."""
+"""Texts, nets, indexes and memories (history, cues, recent, evidence, net, index) made at random."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from racer_local.corpus.corpora import Corpora
+from racer_local.corpus.index import create
+from racer_local.corpus.store import File, Part
 from racer_local.kernels import acceptance, evidence, history, keyed_cues
 from racer_local.kernels.evidence import NODE_FEATURES, TOKEN_FEATURES
 from racer_local.kernels.history import BREAK, CONTEXT
+from racer_local.kernels.suffixes import NO_INDEX
+from racer_local.text import VocabularyId
 
 
 def tokens(values):
@@ -51,14 +56,31 @@ def random_net(rng, hidden=8, bias=1.0):
     )
 
 
-def new_memory(net, window=1 << 12, slots=1 << 12, k=4):
+VOCABULARY = VocabularyId("fingerprint", 1000, "some.gguf")
+
+
+def part_of(*texts):
+    """A part of files that hold one document each."""
+    files = [File(f"/file {number}", 4 * len(text), 0, len(text) + 1) for number, text in enumerate(texts)]
+    return Part(tokens([token for text in texts for token in [*text, BREAK]]), files)
+
+
+def corpora_of(folder, *indexes):
+    """Open indexes, each of some texts, that lie in a folder."""
+    paths = [folder / f"{number}.index" for number in range(len(indexes))]
+    for path, texts in zip(paths, indexes, strict=True):
+        create(path, VOCABULARY, part_of(*texts))
+    return Corpora(paths, VOCABULARY)
+
+
+def new_memory(net, window=1 << 12, slots=1 << 12, k=4, index=NO_INDEX):
     cues = keyed_cues.new_cues(slots, k)
-    return history.new_history(window), cues, evidence.new_recent(), evidence.new_evidence(k), net
+    return history.new_history(window), cues, evidence.new_recent(), evidence.new_evidence(k), net, index
 
 
-def random_memory(rng, length=400, n_vocab=30, k=4, breaks=0.05):
+def random_memory(rng, length=400, n_vocab=30, k=4, breaks=0.05, index=NO_INDEX):
     """A memory of a text, with cues for about half of its places; and the text. Few units of its net are ever 0."""
-    memory = new_memory(random_net(rng, bias=3), k=k)
+    memory = new_memory(random_net(rng, bias=3), k=k, index=index)
     text = random_text(rng, length, n_vocab, breaks)
     history.append(memory[0], tokens(text))
     for end in np.flatnonzero(rng.random(length) < 0.5) + 1:

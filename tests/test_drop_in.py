@@ -143,12 +143,12 @@ def test_a_call_of_the_object_is_a_completion(pair):
     pair.same("__call__", FRANCE, max_tokens=12, temperature=0.0, stream=True)
 
 
-STOPS = {
-    "one": lambda text: text[30:36],
-    "as the only string": lambda text: [text[30:36]],
-    "the second of several": lambda text: ["zebra", text[30:36], text[50:54]],
-    "inside a word": lambda text: [text[12:14]],
-    "over many tokens": lambda text: [text[10:50]],
+STOPS = {  # of a text whose length is the machine's: some 30 to 70 characters
+    "one": lambda text: text[-12:-6],
+    "as the only string": lambda text: [text[-12:-6]],
+    "the second of several": lambda text: ["zebra", text[-16:-10], text[-5:-1]],
+    "inside a word": lambda text: [text[3:5]],
+    "over many tokens": lambda text: [text[5:-3]],
     "at once": lambda text: [text[:3]],
     "begun and not ended": lambda text: [text[-5:] + "zebra"],
     "nowhere": lambda text: ["zebra"],

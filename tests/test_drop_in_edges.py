@@ -421,7 +421,9 @@ BAD = [
     ({"racer": {"draft": "best"}}, "must be one of"),
     ({"racer": "fast"}, "'fast'"),
     ({"racer": 3}, "racer is 3"),
-    ({"corpora": ["x"]}, "corpora"),
+    ({"corpora": ["x"]}, "the paper drafter reads no indexes"),
+    ({"corpora": "x"}, "corpora is 'x'"),
+    ({"corpora": [3]}, "corpora .*must be the path"),
 ]
 
 
@@ -998,7 +1000,9 @@ print(good("hello", max_tokens=9, temperature=0.0)["choices"] == before)
         tiny_path,
     )
     assert err == ""
-    assert out.split() == ["ConfigError"] * 8 + ["ValueError"] * 2 + ["ExactnessError"] * 2 + ["True"]
+    assert out.split() == ["ConfigError"] * 4 + ["CorpusError"] * 2 + ["ConfigError"] * 2 + ["ValueError"] * 2 + [
+        "ExactnessError"
+    ] * 2 + ["True"]
 
 
 # --- fast settings ---

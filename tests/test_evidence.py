@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import log1p
 
 import numpy as np
 import pytest
-from memories import context_after, new_memory, random_memory, random_net, random_row, tokens
+from memories import (
+    context_after,
+    corpora_of,
+    new_memory,
+    random_memory,
+    random_net,
+    random_row,
+    random_text,
+    tokens,
+)
 
-from racer_local.kernels import evidence, history, keyed_cues
+from racer_local.kernels import evidence, history, keyed_cues, suffixes
 from racer_local.kernels.evidence import (
     CANDIDATES,
     CLASSES,
     CONFIDENCE,
+    CORPUS_HITS,
+    CORPUS_LEAST,
+    CORPUS_NODE_AT,
+    CORPUS_TOKEN_AT,
     COVERED,
     FAR,
     MEMORY,
@@ -22,12 +36,13 @@ from racer_local.kernels.evidence import (
 )
 from racer_local.kernels.history import BREAK, CONTEXT
 from racer_local.kernels.keyed_cues import FLOOR, KEYS
+from racer_local.kernels.suffixes import NO_INDEX
 
 
 def gather(memory, context, depth=0):
-    past, cues, recent, found, _ = memory
+    past, cues, recent, found, _, index = memory
     found.context[:] = context
-    return evidence.gather(past, cues, recent, found, depth)
+    return evidence.gather(past, cues, recent, found, index, depth)
 
 
 def matches_of(memory, context):
@@ -35,6 +50,25 @@ def matches_of(memory, context):
     matches = history.new_matches()
     n = history.find(memory[0], context, matches)
     return list(zip(*(column[:n].tolist() for column in matches), strict=True))
+
+
+def occurrences_of(memory, context):
+    """(follower, length, file) of each occurrence taken from the indexes, and how many there are by length."""
+    found = suffixes.new_found()
+    n = suffixes.find(memory[5], context, CORPUS_LEAST, found)
+    columns = (found.tokens, found.lengths, found.files)
+    return list(zip(*(column[:n].tolist() for column in columns), strict=True)), found.sizes.tolist()
+
+
+def commonest(those):
+    """The follower of most of these; of several, the one that first had as many."""
+    counts = Counter()
+    best = None
+    for token, *_ in those:
+        counts[token] += 1
+        if best is None or counts[token] > counts[best]:
+            best = token
+    return best
 
 
 def cues_of(memory, context, end):
@@ -57,7 +91,8 @@ def gather_twin(memory, text, context, depth):
     recent, matches = memory[2], matches_of(memory, context)
     cues = list(cues_of(memory, context, CONTEXT))
     parent = sharpest(list(cues_of(memory, context, CONTEXT - 1)))
-    candidates = dict.fromkeys([match[0] for match in matches])
+    occurrences, sizes = occurrences_of(memory, context)
+    candidates = dict.fromkeys([match[0] for match in matches] + [token for token, *_ in occurrences])
     for row in [*(cue[0] for cue in cues if cue), parent]:
         candidates |= dict.fromkeys(row)
     now, start = len(text), int(recent.start[0])
@@ -80,6 +115,30 @@ def gather_twin(memory, text, context, depth):
         node[f"cue {key}"] = float(cue is not None)
         node[f"cue {key} age"] = log1p(now - cue[1]) if cue else log1p(FAR)
 
+    in_corpus = {n: [each for each in occurrences if each[1] >= n] for n in CLASSES}
+    corpus_longest = max((length for _, length, _ in occurrences), default=0)
+    node["corpus longest"] = log1p(corpus_longest)
+    node["corpus longest to text"] = log1p(corpus_longest) - log1p(longest) if occurrences else 0
+    for i, (n, those) in enumerate(in_corpus.items()):
+        node[f"corpus occurrences of {n}+"] = log1p(sum(sizes[n:]))
+        node[f"corpus hits of {n}+"] = recent.averages[CORPUS_HITS + i] - 0.5 if those else 0
+
+    def describe_in_corpus(token, length):
+        mine = [each for each in occurrences if each[0] == token]
+        own = max((each[1] for each in mine), default=0)
+        features = {
+            "corpus length": log1p(own),
+            "corpus is longest": bool(mine) and own == corpus_longest,
+            "corpus files": log1p(len({each[2] for each in mine})),
+            "corpus only": bool(mine) and length == 0,
+            "corpus length to text": log1p(own) - log1p(longest) if mine else 0,
+        }
+        for n, those in in_corpus.items():
+            count = sum(each[0] == token for each in those)
+            features[f"corpus share of {n}+"] = count / len(those) if count else 0
+            features[f"corpus commonest of {n}+"] = bool(mine) and commonest(those) == token
+        return features
+
     def describe(token):
         mine = [match for match in matches if match[0] == token]
         length, position = max((m[2] for m in mine), default=0), max((m[1] for m in mine), default=0)
@@ -97,6 +156,7 @@ def gather_twin(memory, text, context, depth):
             "token in this text": 0 < age <= now - start,
             "cues agree": sum(next(iter(cue[0])) == token for cue in cues[:UNSKIPPED] if cue),
             "sharpest cue agrees": next(iter(sharpest(cues)), None) == token,
+            **describe_in_corpus(token, length),
         }
         for n, those in of_class.items():
             count = sum(match[0] == token for match in those)
@@ -117,10 +177,18 @@ def some_context(rng, text):
     return context_after(text[:end] + rng.integers(30, size=int(rng.integers(3))).tolist())
 
 
+def random_corpora(rng, folder, length=300, n_vocab=30):
+    """One or two indexes of some texts."""
+    texts = [random_text(rng, length, n_vocab, breaks=0.02) for _ in range(6)]
+    return corpora_of(folder, texts[:3], texts[3:]) if rng.random() < 0.5 else corpora_of(folder, texts)
+
+
+@pytest.mark.parametrize("indexed", [False, True])
 @pytest.mark.parametrize("seed", range(10))
-def test_evidence_equals_its_plain_python_twin(seed):
+def test_evidence_equals_its_plain_python_twin(seed, indexed, tmp_path):
     rng = np.random.default_rng(seed)
-    memory, text = random_memory(rng, k=int(rng.integers(1, 7)))
+    corpora = random_corpora(rng, tmp_path) if indexed else None
+    memory, text = random_memory(rng, k=int(rng.integers(1, 7)), index=corpora.index if corpora else NO_INDEX)
     found = memory[3]
     for depth in range(30):
         context = some_context(rng, text)
@@ -226,10 +294,32 @@ def test_an_average_starts_as_that_of_two_halves():
         assert memory[2].averages[COVERED] == pytest.approx(1 / (n + 2))
 
 
+def test_a_continuation_in_two_files_outweighs_one_that_is_twice_in_one(tmp_path):
+    corpora = corpora_of(tmp_path, [[1, 2, 3, 7], [1, 2, 3, 7], [1, 2, 3, 8, 1, 2, 3, 8]])
+    memory = new_memory(random_net(np.random.default_rng(0)), index=corpora.index)
+    size, found = gather(memory, context_after([1, 2, 3])), memory[3]
+    told = {
+        int(token): [features[TOKEN_FEATURES.index(name)] for name in ("corpus share of 3+", "corpus files")]
+        for token, features in zip(found.tokens[:size], found.features, strict=False)
+    }
+    assert told == {7: pytest.approx([0.5, log1p(2)]), 8: pytest.approx([0.5, log1p(1)])}
+
+
+def test_without_an_index_all_that_only_an_index_tells_is_nothing():
+    rng = np.random.default_rng(0)
+    memory, text = random_memory(rng)
+    memory[3].node[:] = memory[3].features[:] = 1
+    size, found = gather(memory, context_after(text)), memory[3]
+    assert not found.node[CORPUS_NODE_AT:].any()
+    assert not found.features[:size, CORPUS_TOKEN_AT:].any()
+
+
+@pytest.mark.parametrize("indexed", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_averages_equal_their_twin(seed):
+def test_averages_equal_their_twin(seed, indexed, tmp_path):
     rng = np.random.default_rng(seed)
-    memory, text = random_memory(rng, n_vocab=5)
+    corpora = random_corpora(rng, tmp_path, n_vocab=5) if indexed else None
+    memory, text = random_memory(rng, n_vocab=5, index=corpora.index if corpora else NO_INDEX)
     recent = memory[2]
     evidence.begin(recent, 100)
     values = [[] for _ in recent.averages]
@@ -240,6 +330,8 @@ def test_averages_equal_their_twin(seed):
             matches = [match for match in matches_of(memory, context) if match[2] >= n]
             if matches:
                 values[i].append(max(matches, key=lambda match: match[1])[0] == token)
+            if those := [each for each in occurrences_of(memory, context)[0] if each[1] >= n]:
+                values[CORPUS_HITS + i].append(commonest(those) == token)
         values[COVERED].append(token in gather_twin(memory, text, context, 0)[1])
         values[CONFIDENCE].append(likeliest)
     assert np.allclose(recent.averages, [average_twin(column) for column in values])

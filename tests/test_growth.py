@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from memories import context_after, new_memory, random_memory, random_row, random_text, tokens
+from memories import context_after, corpora_of, new_memory, random_memory, random_row, random_text, tokens
 
 from racer_local.kernels import acceptance, evidence, growth, history, keyed_cues, layout
 from racer_local.kernels.evidence import NODE_FEATURES, TOKEN_FEATURES
 from racer_local.kernels.growth import LEAST, UNMATCHED
 from racer_local.kernels.history import BREAK, CONTEXT
+from racer_local.kernels.suffixes import NO_INDEX
 
 FAR = 10**6
 N_VOCAB = 30
-MATCHED, CUED = SOURCES = 5, 6
+MATCHED, CUED, INDEXED = SOURCES = 5, 6, 7
 
 
 def banning(banned=()):
@@ -51,12 +52,19 @@ def path_of(tree, node):
 
 
 def estimate(memory, context, depth):
-    """(token, probability, longest match) of each candidate."""
-    past, cues, recent, found, net = memory
+    """(token, probability, longest match in the text and in the indexes) of each candidate."""
+    past, cues, recent, found, net, index = memory
     found.context[:] = context
-    size = evidence.gather(past, cues, recent, found, depth)
+    size = evidence.gather(past, cues, recent, found, index, depth)
     acceptance.estimate(net, found, size)
-    return list(zip(found.tokens[:size].tolist(), net.p[:size].copy(), found.longest[:size].tolist(), strict=True))
+    lengths = found.longest[:size].tolist(), found.corpus_longest[:size].tolist()
+    return list(zip(found.tokens[:size].tolist(), net.p[:size].copy(), *lengths, strict=True))
+
+
+def source_of(longest, indexed):
+    if indexed > longest and indexed >= UNMATCHED:
+        return INDEXED
+    return MATCHED if longest >= UNMATCHED else CUED
 
 
 def count_leaves(tree):
@@ -70,10 +78,10 @@ def grow_twin(memory, text, cost, nodes=32, leaves=FAR, depth=FAR, fade=1.0, cau
     while len(reached) < min(nodes, len(cost) - 1):
         node = len(tree)
         path = path_of(tree, node)
-        for token, p, longest in estimate(memory, context_after(text + path), len(path)):
+        for token, p, longest, indexed in estimate(memory, context_after(text + path), len(path)):
             whole = reached[node] * p * np.float32(fade)
             if whole >= LEAST and token not in banned:
-                pool.append((whole, (node, token, len(path) + 1, MATCHED if longest >= UNMATCHED else CUED)))
+                pool.append((whole, (node, token, len(path) + 1, source_of(longest, indexed))))
         fitting = [one for one in pool if one[1][2] <= depth and count_leaves([*tree, one[1]]) <= leaves]
         pool = sorted(fitting, key=lambda one: -one[0])
         if not pool:
@@ -95,10 +103,18 @@ def random_cost(rng, nodes):
     return np.concatenate([[np.nan, 1], 1 + np.cumsum(steps)])
 
 
-def random_case(seed):
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    rng = np.random.default_rng(0)
+    texts = [random_text(rng, 300, N_VOCAB, breaks=0.01) for _ in range(6)]
+    return corpora_of(tmp_path_factory.mktemp("indexes"), texts[:2], texts[2:])
+
+
+def random_case(seed, corpora=None):
     """A memory, a text that ends within it or is its own, and limits."""
     rng = np.random.default_rng(seed)
-    memory, text = random_memory(rng, n_vocab=N_VOCAB, breaks=0.01)
+    index = NO_INDEX if corpora is None else corpora.index
+    memory, text = random_memory(rng, n_vocab=N_VOCAB, breaks=0.01, index=index)
     nodes = int(rng.integers(2, 33))
     limits = {
         "cost": random_cost(rng, nodes),
@@ -165,9 +181,10 @@ def test_a_size_that_does_not_pay_is_passed_for_a_larger_one_that_does():
     assert promise == pytest.approx((1 + 0.9 + 0.81 + 0.729) / 2.2, abs=1e-4)
 
 
+@pytest.mark.parametrize("indexed", [False, True])
 @pytest.mark.parametrize("seed", range(60))
-def test_the_tree_equals_its_plain_python_twin(seed):
-    memory, text, limits = random_case(seed)
+def test_the_tree_equals_its_plain_python_twin(seed, indexed, corpora):
+    memory, text, limits = random_case(seed, corpora if indexed else None)
     promise, tree = grow(memory, text, **limits)
     expected, twin = grow_twin(memory, text, **limits)
     assert tree == twin
@@ -218,7 +235,7 @@ def test_where_nodes_cost_nothing_all_that_is_likely_is_drafted_or_the_likeliest
                 reached.append(chances[parent][token])
             path = path_of(tree, node)
             candidates = estimate(memory, context_after(text + path), len(path))
-            chances.append({token: reached[node] * p * np.float32(fade) for token, p, _ in candidates})
+            chances.append({token: reached[node] * p * np.float32(fade) for token, p, *_ in candidates})
             likely = {token for token, p in chances[node].items() if p >= LEAST} - banned
             children = {token for parent, token, *_ in tree if parent == node}
             assert children <= likely
@@ -254,7 +271,7 @@ def test_a_context_is_the_end_of_the_text_and_of_the_path(length):
 
 
 def all_arrays(memory):
-    past, cues, recent, _, net = memory
+    past, cues, recent, _, net, _ = memory
     return [*past[:4], *cues, *recent, net.out]
 
 
@@ -285,7 +302,7 @@ def absorb(memory, text, n, words, parents, path, ids, logits, pool=None):
 
 
 def absorb_slowly(twin, text, n, words, parents, path, ids, logits):
-    past, cues, recent, found, net = twin
+    past, cues, recent, found, net, _ = twin
     tree = list(zip(parents[1:], words[1:], strict=True))
     for at, node in enumerate(path, n):
         size = len(estimate(twin, context_after(text[:at]), 0))

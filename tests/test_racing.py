@@ -109,9 +109,13 @@ def test_an_answer_gets_what_was_opened_with_what_it_asks_for_changed(open_racer
 @pytest.mark.parametrize(
     ("opened", "asked", "message"),
     [
-        ({}, {"drat": "paper"}, r"no setting 'drat'; known: draft, max_nodes, exact$"),
-        ({}, {"breadth": 4}, r"no setting 'breadth' while it is open; known: draft, max_nodes, exact$"),
-        ({}, DraftConfig(draft="paper", breadth=4), r"can change only draft, max_nodes, exact; the rest is set when"),
+        ({}, {"drat": "paper"}, r"no setting 'drat'; known: draft, max_nodes, exact, corpora, remember$"),
+        ({}, {"breadth": 4}, r"no setting 'breadth' while it is open; known: draft, max_nodes, exact, "),
+        (
+            {},
+            DraftConfig(draft="paper", breadth=4),
+            r"only draft, max_nodes, exact, corpora, remember; the rest is set when",
+        ),
         ({}, {"draft": "bigram"}, r"draft is 'bigram'; it must be one of none, lookup, .*racer"),
         ({}, {"max_nodes": 65}, r"max_nodes is 65 and this was opened for 64; open it with more"),
         ({}, DraftConfig(draft="paper", max_nodes=100), r"max_nodes is 100 and this was opened for 64"),

@@ -128,6 +128,7 @@ def run_live(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from racer_local.bench import live
+    from racer_local.corpus.shelf import check_indexes
     from racer_local.llama import Model
 
     questions, context = _questions(args), context_from_args(args)
@@ -137,6 +138,7 @@ def run_live(args: argparse.Namespace) -> int:
         drafts = [*drafts, *(spec.strip() + live.EXACT for spec in drafts)]
     for spec in drafts:
         live.parse_draft(spec, args.corpus)
+    check_indexes(args.corpus)
     lengths = args.context_tokens or ([300, 1500] if args.exact else [])
     if lengths and min(lengths) < 1:
         raise ConfigError("--context-tokens must be at least 1")

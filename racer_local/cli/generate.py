@@ -46,6 +46,10 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--compare with a temperature needs a --seed, or the two answers differ by chance")
     if args.compare and draft.remember:
         raise ConfigError("--compare answers for a measurement, which is not remembered; leave out --remember")
+    if draft.corpora:
+        from racer_local.corpus.shelf import check_indexes
+
+        check_indexes(draft.corpora)
     path = models.find(args.model)
     _show_any_character()
     with _interruptible() as cancelled:

@@ -57,7 +57,7 @@ class Corpora:
                 now = identity(os.stat(path))
             except OSError:
                 now = None
-            if now == (store.identity if store else None) or now == self._failed.get(path):
+            if now == (store.identity if store else None) or (now and now == self._failed.get(path)):
                 continue
             try:
                 self._stores[path] = Store(path, self._vocabulary) if now else None

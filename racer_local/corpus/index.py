@@ -12,6 +12,7 @@ from time import time_ns
 import numpy as np
 
 from racer_local.config import cache_home
+from racer_local.corpus.sorting import MOST_TOKENS
 from racer_local.corpus.store import File, Part, Store, write_store
 from racer_local.errors import CorpusError
 from racer_local.kernels.history import BREAK
@@ -59,9 +60,7 @@ def add(path: Path, vocabulary: VocabularyId, part: Part) -> None:
     vocabulary.
     """
     with writing(path):
-        store = Store(path, vocabulary)
-        kept, parts = _without(store, {file.name for file in part.files})
-        _write(path, store.vocabulary, kept, [*parts, part] if len(part.tokens) else parts)
+        _add(path, vocabulary, part)
 
 
 def remove(path: Path, names: Collection[str]) -> list[File]:
@@ -89,13 +88,20 @@ def remember(path: Path, vocabulary: VocabularyId, answers: Sequence[Tokens], en
     texts = [np.append(np.where(np.isin(text, list(ends)), np.int32(BREAK), text), np.int32(BREAK)) for text in texts]
     if not texts:
         return
-    now = time_ns()
-    files = [File(f"answer {now}.{number}", 0, now, len(text)) for number, text in enumerate(texts)]
-    part = Part(np.concatenate(texts), files)
-    if path.exists():
-        add(path, vocabulary, part)
-    else:
-        create(path, vocabulary, part)
+    with writing(path):
+        now = time_ns()
+        files = [File(f"answer {now}.{number}", 0, now, len(text)) for number, text in enumerate(texts)]
+        part = Part(np.concatenate(texts), files)
+        if path.exists():
+            _add(path, vocabulary, part)
+        else:
+            write_store(path, vocabulary, [], [part])
+
+
+def _add(path: Path, vocabulary: VocabularyId, part: Part) -> None:
+    store = Store(path, vocabulary)
+    kept, parts = _without(store, {file.name for file in part.files})
+    _write(path, store.vocabulary, kept, [*parts, part] if len(part.tokens) else parts)
 
 
 def _is_named(name: str, names: Collection[str]) -> bool:
@@ -133,7 +139,8 @@ def _write(path: Path, vocabulary: VocabularyId, kept: list[tuple[Store, int]], 
     kept = sorted(kept, key=lambda place: -_length(place))
     while small and kept:
         crowded = len(kept) + len(large) + 1 > MOST_SEGMENTS
-        if not (crowded or _length(kept[-1]) <= max(SMALL_SEGMENT, 2 * size)):
+        fits = size + _length(kept[-1]) <= MOST_TOKENS
+        if not (fits and (crowded or _length(kept[-1]) <= max(SMALL_SEGMENT, 2 * size))):
             break
         store, number = kept.pop()
         small.append(store.part(number))

@@ -7,12 +7,19 @@ from pathlib import Path
 
 from racer_local.corpus.corpora import Corpora, Notify
 from racer_local.corpus.index import remember
+from racer_local.corpus.store import Store
 from racer_local.errors import ConfigError, RacerError
 from racer_local.text import VocabularyId
 from racer_local.tree import Tokens
 
 KEPT = 8
 """Sets of indexes that stay open."""
+
+
+def check_indexes(paths: Sequence[str]) -> None:
+    """Raises CorpusError where one can't be read, which is better known before a model is loaded than after it."""
+    for path in paths:
+        Store(Path(path).expanduser()).close()
 
 
 class Shelf:
@@ -34,7 +41,7 @@ class Shelf:
             if own is not None and not Path(own).expanduser().parent.is_dir():
                 raise ConfigError(f"{own} can't be written; name a file in a folder that exists (--remember)")
             opened = Corpora(paths, self._vocabulary(), self._notify, own)
-            for old in [*self._open][: len(self._open) - KEPT + 1]:
+            for old in [*self._open][: max(0, len(self._open) - KEPT + 1)]:
                 del self._open[old]
             self._open[key] = opened
         return self._open[key]

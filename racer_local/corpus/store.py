@@ -3,7 +3,7 @@
 A new state of an index is a new file, written under another name and put in the old one's place when it is whole. So
 whoever is killed leaves the old index, and whoever has it open keeps what he opened.
 
-Layout: a header of 64 bytes; the arrays of every segment (see `kernels.suffixes.Segment`) and a list of its files as
+Layout: a header of 32 bytes; the arrays of every segment (see `kernels.suffixes.Segment`) and a list of its files as
 JSON, each from the beginning of a page on; at the end a table, JSON, which says where they are.
 """
 
@@ -203,6 +203,10 @@ class Store:
                 raise _damaged(self.path)
         return places
 
+    def close(self) -> None:
+        """Only what was mapped can be read on."""
+        self._file.close()
+
     @cached_property
     def _map(self) -> mmap.mmap:
         return mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -242,6 +246,8 @@ class Store:
             raise CorpusError(
                 f"the index {path} has format {format}, and this version reads up to {FORMAT}; update racer-local"
             )
+        if format < FORMAT:
+            raise _damaged(path)
         if size > self.size:
             raise CorpusError(f"the index {path} is cut short ({self.size} of {size} bytes); copy or build it again")
         raw = self._read_bytes(at, size - at) if HEADER.size <= at <= size else b""
@@ -315,7 +321,8 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
 def remove_leftovers(path: Path) -> None:
     """What killed writers of this index left. Whoever calls holds its lock."""
     for part in path.parent.iterdir():
-        if part.name.startswith(_prefix(path)) and part.name.endswith(".part"):
+        start, _, random = part.name.removesuffix(".part").rpartition(".")
+        if f"{start}." == _prefix(path) and part.name == f"{start}.{random}.part":
             part.unlink(missing_ok=True)
 
 

@@ -344,6 +344,7 @@ def find(index, context, least, found):  # type: ignore[no-untyped-def]
     """
     segments = index.segments.shape[0]
     found.sizes[:] = 0
+    found.held[:] = -1  # the index may be another one than last time
     if segments == 0:
         return 0
     most, n, best = 0, 0, 0

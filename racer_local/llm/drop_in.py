@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from racer_local.config import DraftConfig
+from racer_local.corpus.shelf import check_indexes
 from racer_local.draft.given import GivenDrafts
 from racer_local.engine import Emitted
 from racer_local.errors import ContextFullError, ModelError
@@ -81,6 +82,7 @@ class Llama(Parent):  # type: ignore[misc]
         draft = DraftConfig.of(racer)
         if corpora is not None:
             draft = draft.with_keys({"corpora": corpora})
+        check_indexes(draft.corpora)
         draft_model, seed = arguments.pop("draft_model", None), arguments.get("seed")
         prepare(arguments, exact=draft.exact)
         library.show_log(True)
