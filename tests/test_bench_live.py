@@ -14,10 +14,12 @@ from benches import (
     run,
     write_lines,
 )
+from memories import part_of
 
 from racer_local.bench import live
 from racer_local.bench.data import Question
 from racer_local.config import DraftConfig
+from racer_local.corpus.index import create
 from racer_local.cost import SIZES
 from racer_local.errors import ConfigError
 from racer_local.session import Session
@@ -150,6 +152,13 @@ def test_a_drafter_may_name_its_nodes():
     assert live.parse_draft("paper@16").nodes == 16
 
 
+def test_a_drafter_may_read_the_indexes_and_be_exact():
+    assert live.parse_draft("racer+corpus", ["a", "b"]) == DraftConfig(corpora=("a", "b"))
+    assert live.parse_draft("racer", ["a"]) == DraftConfig()
+    both = live.parse_draft("racer@4+corpus+exact", ["a"])
+    assert both == DraftConfig(max_nodes=4, corpora=("a",), exact=True)
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -162,6 +171,8 @@ def test_a_drafter_may_name_its_nodes():
         ("", "draft is ''; it must be one of none, lookup"),
         ("lookup,,racer", "draft is ''"),
         ("@16", "draft is ''"),
+        ("racer+corpus", "'racer+corpus' needs an index; name it with --corpus"),
+        ("racer+corpora", "'racer+corpora' ends in +corpora; what can be is +corpus and +exact"),
     ],
 )
 def test_a_drafter_that_is_none_is_refused_before_anything_is_measured(capsys, tiny_path, tmp_path, spec, message):
@@ -224,3 +235,26 @@ def test_a_live_run_that_cannot_be_made_says_why(capsys, tiny_path, args, messag
 def test_nodes_of_a_draft_are_plain_digits():
     with pytest.raises(ConfigError, match="must be a drafter, or a drafter and its nodes"):
         live.parse_draft("paper@\u00b2")
+
+
+def test_bench_live_compares_a_drafter_with_indexes_to_the_same_without(capsys, tiny_path, tiny, tmp_path):
+    create(tmp_path / "i", tiny.id, part_of(list(range(40, 90))))
+    data = write_lines(tmp_path / "q.jsonl", {"prompt": "hello"})
+    args = ["--data", data, "--draft", "racer,racer+corpus", "--corpus", tmp_path / "i", "--max-tokens", "5"]
+    code, out, err = run(capsys, "bench", "live", "-m", tiny_path, *EXACT_FLAGS, *args)
+    assert code == 0, err
+    assert json.loads(out.splitlines()[-1])["total"].keys() == {"none", "racer", "racer+corpus"}
+    message = "none.index can't be read"
+    assert message in refused(capsys, "bench", "live", "-m", tiny_path, "--data", data, "--corpus", "none.index")
+
+
+def test_bench_corpus_tells_what_an_index_costs(capsys, tmp_path):
+    code, out, err = run(capsys, "bench", "corpus", "--tokens", "1000", "20000", "--folder", tmp_path)
+    assert code == 0, err
+    *lines, last = out.splitlines()
+    first, second = json.loads(last)["by_tokens"]
+    assert (len(lines), first["tokens"], second["tokens"]) == (2, 1000, 20000)
+    assert 8 < second["disk_bytes_a_token"] < first["disk_bytes_a_token"]
+    assert second["lookup_us"]["median"] > 0
+    assert list(tmp_path.iterdir()) == []
+    assert "at least 1000" in refused(capsys, "bench", "corpus", "--tokens", "10")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
+from itertools import islice, pairwise
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from benches import (
     run,
     write_lines,
 )
+from memories import VOCABULARY, part_of
 
 from racer_local.acceptance import load_prior
 from racer_local.bench import fit
@@ -26,7 +27,8 @@ from racer_local.bench.fit import Examples
 from racer_local.bench.record import WIDTH, record, to_trace
 from racer_local.bench.trace import load_trace
 from racer_local.config import DraftConfig
-from racer_local.kernels.evidence import NODE_FEATURES, TOKEN_FEATURES
+from racer_local.corpus.index import create
+from racer_local.kernels.evidence import CORPUS_NODE_AT, CORPUS_TOKEN_AT, NODE_FEATURES, TOKEN_FEATURES
 from racer_local.llama import render_chat
 from racer_local.session import Session
 
@@ -274,3 +276,64 @@ def test_a_memory_that_is_kept_covers_more_of_a_repeated_answer():
     twice = make_trace(("a", [40, 41], COUNTING), ("a", [40, 41], COUNTING))
     empty, kept = (fit.collect(twice, keep=keep).came.sum() for keep in (False, True))
     assert kept > empty
+
+
+# --- with indexes ---
+
+
+@pytest.fixture
+def background(tmp_path):
+    texts = [np.random.default_rng(i).integers(1, 30, 200).tolist() for i in range(3)]
+    create(tmp_path / "background.index", VOCABULARY, part_of(*texts))
+    return tmp_path / "background.index"
+
+
+def test_a_fit_of_indexes_leaves_the_estimates_without_one_as_they_were(tmp_path, background):
+    trace, start = random_trace(), fit.fit(fit.collect(random_trace(), keep=True), hidden=8, epochs=3)
+    examples = fit.collect_with_indexes([(trace, background)], tmp_path)
+    assert examples.token[:, CORPUS_TOKEN_AT:].any()
+    net = fit.fit_corpora(examples, start, epochs=20)
+    assert fit.surprise(net, examples) < fit.surprise(start, examples)
+    without = fit.collect(trace, keep=False)
+    assert fit.surprise(net, without) == fit.surprise(start, without)
+    for name in fit.WEIGHTS:
+        ours, theirs = getattr(net, name), getattr(start, name)
+        rows = {"node_weights": CORPUS_NODE_AT, "token_weights": CORPUS_TOKEN_AT}.get(name, len(ours))
+        assert np.array_equal(ours[:rows], theirs[:rows])
+
+
+def test_of_what_never_varied_a_fit_learns_nothing():
+    net = fit.fit(fit.collect(random_trace(), keep=True), hidden=8, epochs=3)
+    assert not net.node_weights[CORPUS_NODE_AT:].any()
+    assert not net.token_weights[CORPUS_TOKEN_AT:].any()
+    assert net.token_weights[:CORPUS_TOKEN_AT].any()
+
+
+def test_some_conversations_have_an_earlier_version_of_their_answers_beside_them(tmp_path, background):
+    trace = random_trace()
+    indexes = fit.indexes_beside(trace, tmp_path, background)
+    assert len(indexes) == len(trace.category)
+    kinds = {(len(corpora.index.segments)) for corpora in indexes}
+    assert kinds == {1, 2}, "with the background and without it"
+
+
+def test_bench_fit_takes_an_index_for_each_trace(capsys, tmp_path, trace_path, background):
+    prior = tmp_path / "prior.npz"
+    code, out, err = run(capsys, "bench", "fit", trace_path, "--corpus", background, "-o", prior)
+    assert code == 0, err
+    assert json.loads(out)["contexts"] > 20
+    assert load_prior(prior).bias.shape == load_prior().bias.shape
+    message = "1 traces need as many indexes"
+    assert message in refused(capsys, "bench", "fit", trace_path, "--corpus", background, background, "-o", prior)
+
+
+def test_bench_replay_drafts_from_an_index(capsys, tmp_path, trace_path):
+    trace = load_trace(trace_path)
+    answers = [trace.tokens[a:b].tolist() for a, b in pairwise(trace.offsets.tolist())]
+    create(tmp_path / "i", VOCABULARY, part_of(*answers))
+    mats = []
+    for more in ([], ["--corpus", tmp_path / "i"]):
+        code, out, _ = run(capsys, "bench", "replay", trace_path, "--cost", "gpu", "--json", *more)
+        assert code == 0
+        mats.append(json.loads(out)["total"]["mat"])
+    assert mats[1] > 1.5 * mats[0]

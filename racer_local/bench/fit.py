@@ -32,6 +32,8 @@ BATCH = 512
 """Contexts of one gradient step."""
 RATE = 3e-3
 BETAS = 0.9, 0.999
+STILL = np.float32(1e-3)
+"""What is added to each feature's standard deviation."""
 
 WEIGHTS = "node_weights", "token_weights", "bias", "prior"
 
@@ -180,7 +182,7 @@ def fit_corpora(examples: Examples, start: Net, *, epochs: int = EPOCHS, seed: i
 def fit(examples: Examples, *, hidden: int = HIDDEN, epochs: int = EPOCHS, seed: int = 0) -> Net:
     """The network that makes the examples least surprising: Adam, cosine learning rate, standardised features."""
     rng = np.random.default_rng(seed)
-    scales = [(part.mean(axis=0), part.std(axis=0) + 1e-3) for part in (examples.node, examples.token)]
+    scales = [(part.mean(axis=0), part.std(axis=0) + STILL) for part in (examples.node, examples.token)]
     node, token = (
         (part - mean) / scale for part, (mean, scale) in zip((examples.node, examples.token), scales, strict=True)
     )
@@ -252,9 +254,12 @@ def _adam(
 
 
 def _unscaled(weights: Weights, scales: Sequence[tuple[Floats, Floats]]) -> Net:
-    """The same network on features as they are."""
+    """The same network on features as they are. One that never varied says nothing: nothing was learned of it."""
     (node_mean, node_scale), (token_mean, token_scale) = scales
-    node, token = weights["node_weights"] / node_scale[:, None], weights["token_weights"] / token_scale[:, None]
+    node, token = (
+        np.where(scale[:, None] > STILL, weights[name] / scale[:, None], 0)
+        for name, scale in (("node_weights", node_scale), ("token_weights", token_scale))
+    )
     bias = weights["bias"] - node_mean @ node - token_mean @ token
     return new_net(*(np.ascontiguousarray(a, np.float32) for a in (node, token, bias, weights["prior"])))
 
