@@ -103,7 +103,7 @@ def collect(
 
     The file in which `max_tokens` are reached is cut there, what comes after it is left out.
     """
-    spool = _Spool(TemporaryFile(dir=folder), max_tokens)  # noqa: SIM115  (it lives as long as the map of it)
+    spool = _Spool(TemporaryFile(dir=folder), max_tokens)  # noqa: SIM115  (part() closes it)
     waiting: deque[_Event] = deque()
     with ThreadPoolExecutor(usable_cpus()) as pool:
         for event in _events(files, tokenizer, pool, chat, skipped, spool):
@@ -177,8 +177,9 @@ class _Spool:
         self._start = self._length
 
     def part(self) -> Part:
-        self._file.truncate(4 * self._start)
-        self._file.flush()
-        if not self._start:
-            return Part(np.zeros(0, np.int32), [])
-        return Part(np.memmap(self._file, np.int32, "r", shape=(self._start,)), self._files)
+        with self._file:  # the map outlives it
+            self._file.truncate(4 * self._start)
+            self._file.flush()
+            if not self._start:
+                return Part(np.zeros(0, np.int32), [])
+            return Part(np.memmap(self._file, np.int32, "r", shape=(self._start,)), self._files)

@@ -13,6 +13,7 @@ import json
 import mmap
 import os
 import struct
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -111,6 +112,8 @@ class Store:
         self.path = path
         try:
             self._file = path.open("rb")
+            self.close = weakref.finalize(self, self._file.close)
+            """What was mapped can still be read after it."""
             stat = os.fstat(self._file.fileno())
             self.identity, self.size = identity(stat), stat.st_size
             self._table = self._read_table()
@@ -202,10 +205,6 @@ class Store:
             if crc != place.crc:
                 raise _damaged(self.path)
         return places
-
-    def close(self) -> None:
-        """Only what was mapped can be read on."""
-        self._file.close()
 
     @cached_property
     def _map(self) -> mmap.mmap:

@@ -169,7 +169,7 @@ def _push_children(memory, text, banned, sources, fade, tree, pool, node, reache
     pool.judged[1] = size
     for c in range(size):
         p, token = reached * net.p[c] * fade, evidence.tokens[c]
-        if p >= LEAST and not banned[token]:
+        if p >= LEAST and token < banned.shape[0] and not banned[token]:  # a damaged index may say anything
             _push(pool, p, token, node, _source(evidence, c, sources))
 
 

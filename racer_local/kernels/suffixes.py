@@ -159,7 +159,7 @@ def _read_text(index, number, position, found):  # type: ignore[no-untyped-def]
     begin, end = max(0, first), min(at[N_TOKENS], position + 2)
     window[:] = BREAK
     if begin < end:
-        # A read that comes short leaves BREAK, or what was there of a text: a guess is a guess.
+        # A read that comes short, the file having been cut, leaves BREAK.
         _pread(at[FILE], window[begin - first :].ctypes, 4 * (end - begin), at[AT_TOKENS] + 4 * begin)
 
 
