@@ -299,6 +299,7 @@ def write_store(path: Path, vocabulary: VocabularyId, kept: Sequence[tuple[Store
 @contextmanager
 def _replacing(path: Path) -> Iterator[IO[bytes]]:
     """A new file that takes the place of `path` when the body has come to its end, and is gone otherwise."""
+    path = path.resolve()  # a link stays one
     remove_leftovers(path)
     with NamedTemporaryFile("wb", dir=path.parent, prefix=_prefix(path), suffix=".part", delete=False) as file:
         try:
