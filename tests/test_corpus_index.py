@@ -36,7 +36,8 @@ def path(tmp_path):
 
 def followers(index, context, least=1):
     found = suffixes.new_found()
-    n = suffixes.find(index, context_after(context), least, found)
+    suffixes.wake(index)
+    n = suffixes.find(index, context_after(context), least, 0, found)
     return sorted(found.tokens[:n].tolist())
 
 

@@ -68,7 +68,7 @@ def test_an_index_of_nothing_is_an_index(path):
     store = Store(path, VOCABULARY)
     store.check()
     assert (store.n_segments, store.n_tokens, store.all_files) == (0, 0, [])
-    assert suffixes.find(index_of(store), context_after([1]), 1, suffixes.new_found()) == 0
+    assert suffixes.find(index_of(store), context_after([1]), 1, 0, suffixes.new_found()) == 0
 
 
 def test_the_owner_alone_can_read_it(path):

@@ -42,6 +42,7 @@ from racer_local.kernels.suffixes import NO_INDEX
 def gather(memory, context, depth=0):
     past, cues, recent, found, _, index = memory
     found.context[:] = context
+    suffixes.wake(index)  # so that what was gathered before makes no difference
     return evidence.gather(past, cues, recent, found, index, depth)
 
 
@@ -55,7 +56,8 @@ def matches_of(memory, context):
 def occurrences_of(memory, context):
     """(follower, length, file) of each occurrence taken from the indexes, and how many there are by length."""
     found = suffixes.new_found()
-    n = suffixes.find(memory[5], context, CORPUS_LEAST, found)
+    suffixes.wake(memory[5])
+    n = suffixes.find(memory[5], context, CORPUS_LEAST, 0, found)
     columns = (found.tokens, found.lengths, found.files)
     return list(zip(*(column[:n].tolist() for column in columns), strict=True)), found.sizes.tolist()
 

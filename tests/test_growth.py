@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from memories import context_after, corpora_of, new_memory, random_memory, random_row, random_text, tokens
 
-from racer_local.kernels import acceptance, evidence, growth, history, keyed_cues, layout
+from racer_local.kernels import acceptance, evidence, growth, history, keyed_cues, layout, suffixes
 from racer_local.kernels.evidence import NODE_FEATURES, TOKEN_FEATURES
 from racer_local.kernels.growth import LEAST, UNMATCHED
 from racer_local.kernels.history import BREAK, CONTEXT
@@ -55,6 +55,7 @@ def estimate(memory, context, depth):
     """(token, probability, longest match in the text and in the indexes) of each candidate."""
     past, cues, recent, found, net, index = memory
     found.context[:] = context
+    suffixes.wake(index)
     size = evidence.gather(past, cues, recent, found, index, depth)
     acceptance.estimate(net, found, size)
     lengths = found.longest[:size].tolist(), found.corpus_longest[:size].tolist()

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 from indexes import index_of, part, random_texts, store_of
-from memories import VOCABULARY, context_after, random_text, tokens
+from memories import VOCABULARY, context_after, corpora_of, random_text, tokens
 from numba import njit
 from numba.core.runtime import _nrt_python, rtsys
 
@@ -15,13 +15,27 @@ from racer_local.corpus.sorting import sort_positions
 from racer_local.corpus.store import File, Part, Store, write_store
 from racer_local.kernels import evidence, suffixes
 from racer_local.kernels.history import BREAK
-from racer_local.kernels.suffixes import EXACT, LONGEST, MOST, NO_INDEX, ORDERS, PER_ORDER, ROW, STRIDE, Index
+from racer_local.kernels.suffixes import (
+    BEST,
+    EXACT,
+    LONGEST,
+    MOST,
+    NO_INDEX,
+    ORDERS,
+    PATIENCE,
+    PAUSE,
+    PER_ORDER,
+    ROW,
+    STRIDE,
+    Index,
+)
 
 
 def find(index, context, least=1, found=None):
     """(follower, length, segment, file, position) of each match, and the sizes of the runs."""
     found = found or suffixes.new_found()
-    n = suffixes.find(index, context_after(context), least, found)
+    suffixes.wake(index)
+    n = suffixes.find(index, context_after(context), least, 0, found)
     rows = zip(*(column[:n].tolist() for column in found[:4]), strict=True)
     return [(token, length, *divmod(file, 1 << 32), at) for token, length, file, at in rows], found.sizes.tolist()
 
@@ -255,7 +269,7 @@ find_kernel = suffixes.find
 def look_up(index, contexts, found, times):
     n = 0
     for i in range(times):
-        n += find_kernel(index, contexts[i % contexts.shape[0]], 1, found)
+        n += find_kernel(index, contexts[i % contexts.shape[0]], 1, 0, found)
     return n
 
 
@@ -272,3 +286,45 @@ def test_find_allocates_nothing(tmp_path):
         assert look_up(index, contexts, found, times) >= 0
         allocated.append(rtsys.get_allocation_stats().mi_alloc - before)
     assert allocated[0] == allocated[1] > 0  # an array that comes from Python is noted once a call
+
+
+# --- segments that have nothing to say ---
+
+
+def searched(index, found, context, times, text=0):
+    """How often each segment was searched in so many searches of a context."""
+    counts = np.zeros(len(index.segments), int)
+    for _ in range(times):
+        suffixes.find(index, context_after(context), 1, text, found)
+        counts += index.segments[:, BEST] >= 0
+    return counts.tolist()
+
+
+@pytest.fixture
+def three(tmp_path):
+    """One segment knows the context 1 2 3 4 5, one only its end, one nothing of it."""
+    return corpora_of(tmp_path, [[1, 2, 3, 4, 5, 6]], [[9, 4, 5, 6]], [[7, 7, 7]])
+
+
+def test_a_segment_that_says_nothing_that_another_does_not_say_is_searched_now_and_then(three):
+    found = suffixes.new_found()
+    suffixes.wake(three.index)
+    assert searched(three.index, found, [1, 2, 3, 4, 5], PATIENCE) == [PATIENCE] * 3
+    assert searched(three.index, found, [1, 2, 3, 4, 5], 10 * PAUSE) == [10 * PAUSE, 10, 10]
+    suffixes.wake(three.index)
+    assert searched(three.index, found, [1, 2, 3, 4, 5], 5) == [5] * 3
+
+
+def test_what_the_text_itself_knows_as_well_is_no_reason_to_search_a_segment(three):
+    found = suffixes.new_found()
+    suffixes.wake(three.index)
+    searched(three.index, found, [1, 2, 3, 4, 5], PATIENCE, text=5)
+    assert searched(three.index, found, [1, 2, 3, 4, 5], 10 * PAUSE, text=5) == [10] * 3
+    assert searched(three.index, found, [1, 2, 3, 4, 5], 10 * PAUSE, text=4)[0] > 9 * PAUSE, "it has more to say again"
+
+
+def test_where_verifying_is_cheap_every_segment_is_always_searched(three):
+    found = suffixes.new_found()
+    found.searches[1] = suffixes.ALWAYS
+    suffixes.wake(three.index)
+    assert searched(three.index, found, [1, 2, 3, 4, 5], 10 * PATIENCE) == [10 * PATIENCE] * 3

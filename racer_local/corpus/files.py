@@ -7,6 +7,7 @@ import json
 import os
 import re
 import stat
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -217,7 +218,9 @@ def _read_rules(folder: str, name: str) -> tuple[_Rules, ...]:
 def _rule(line: str) -> list[RegexPattern]:
     """What a line of an ignore file says; nothing where it is a comment, or odd."""
     try:
-        patterns = GitIgnoreSpec.from_lines([line]).patterns
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of brackets that a later Python may read otherwise
+            patterns = GitIgnoreSpec.from_lines([line]).patterns
     except (ValueError, re.error):
         return []
     return [pattern for pattern in patterns if isinstance(pattern, RegexPattern) and pattern.include is not None]

@@ -40,7 +40,7 @@ def search(store: Store, text: Int32s) -> list[Continuation]:
     counts: Counter[tuple[int, ...]] = Counter()
     longest: dict[tuple[int, ...], int] = {}
     files: dict[tuple[int, ...], dict[str, None]] = {}
-    for i in range(suffixes.find(index, context, 1, found)):
+    for i in range(suffixes.find(index, context, 1, 0, found)):
         number, file = divmod(int(found.files[i]), 1 << 32)
         ahead = store.segment(number).tokens[found.positions[i] :][:AHEAD]
         tokens = tuple(ahead[: np.argmax(np.append(ahead, BREAK) == BREAK)].tolist())

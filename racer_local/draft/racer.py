@@ -13,7 +13,7 @@ from racer_local.corpus.corpora import Corpora
 from racer_local.cost import VerifyCost
 from racer_local.draft import TopK
 from racer_local.draft.sources import Text
-from racer_local.kernels import evidence, growth, history, keyed_cues, layout
+from racer_local.kernels import evidence, growth, history, keyed_cues, layout, suffixes
 from racer_local.kernels.acceptance import Net
 from racer_local.kernels.history import History
 from racer_local.kernels.keyed_cues import Cues
@@ -58,7 +58,10 @@ class RacerDrafter:
         self._balance = 0.0
         """Plain forwards that drafts have saved in this conversation; below 0: lost."""
         self._corpora: Corpora | None = None
-        self._learned = self.history, self.cues, self.recent, evidence.new_evidence(config.breadth), self.net
+        scratch = evidence.new_evidence(config.breadth)
+        if self.prompt_rows:  # where verifying is cheap, short matches are worth looking for in every index
+            scratch.found.searches[1] = suffixes.ALWAYS
+        self._learned = self.history, self.cues, self.recent, scratch, self.net
         self.memory = (*self._learned, NO_INDEX)
         self._tree = layout.new_scratch(config.nodes)
         self._pool = growth.new_pool(config.nodes)
@@ -86,9 +89,12 @@ class RacerDrafter:
         self._corpora = corpora
 
     def begin(self, prompt: Tokens) -> None:
-        if self._corpora:
+        index = NO_INDEX
+        if self._corpora is not None:
             self._corpora.refresh()
-        self.memory = (*self._learned, self._corpora.index if self._corpora else NO_INDEX)
+            index = self._corpora.index
+        suffixes.wake(index)
+        self.memory = (*self._learned, index)
         tokens = np.asarray(prompt, np.int32)
         shared = self._text.shared_prefix(tokens)
         goes_on = 0 < shared == self._text.length

@@ -276,16 +276,16 @@ def gather(history, cues, recent, evidence, index, depth):  # type: ignore[no-un
     """
     context, slots = evidence.context, evidence.slots
     size = _add_matches(evidence, _find_matches(history, context, evidence.matches))
-    taken = _find_in_corpora(index, context, CORPUS_LEAST, evidence.found)
+    longest = 0
+    for c in range(size):
+        longest = max(longest, evidence.longest[c])
+    taken = _find_in_corpora(index, context, CORPUS_LEAST, longest, evidence.found)
     size = _add_occurrences(evidence, taken, size)
     _find_cues(cues, context, CONTEXT, slots[0])
     _find_cues(cues, context, CONTEXT - 1, slots[1])
     for kind in range(len(KEYS)):
         size = _add_cue(evidence, cues, slots[0, kind], kind, size)
     size = _add_cue(evidence, cues, _sharpest(slots[1]), len(KEYS), size)
-    longest = 0
-    for c in range(size):
-        longest = max(longest, evidence.longest[c])
     _describe_node(history, cues, recent, evidence, depth, size, longest)
     _describe_tokens(history, cues, recent, evidence, size, longest)
     _describe_corpus(recent, evidence, size, longest)

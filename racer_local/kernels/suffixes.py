@@ -42,12 +42,20 @@ ROW = DEPTH + 2
 EXACT = 8
 """A run of more entries than this is measured in entries: its size is at most one STRIDE an end too small."""
 
+GOOD = 4
+"""A match of so many tokens is worth a search, if it is longer than those of the text and no other segment has more."""
+PATIENCE = 32
+"""Searches without a good match after which a segment is searched only every PAUSE-th time."""
+ALWAYS = np.iinfo(np.int64).max
+PAUSE = 8
+WORTH = 8
+"""Searches without a good match that a good one makes up for."""
 MOST_SEGMENTS = 16
 """Of one file."""
 MOST = 96
 """Matches of one search; what is found in further segments is left out."""
 
-FILE, AT_TOKENS, N_TOKENS, AT_ORDER, FIRST_ENTRY, FIRST_START, N_FILES, SPOT, BEST = range(9)
+FILE, AT_TOKENS, N_TOKENS, AT_ORDER, FIRST_ENTRY, FIRST_START, N_FILES, SPOT, BEST, IDLE = range(10)
 """Columns of `Index.segments`."""
 
 
@@ -55,9 +63,9 @@ class Index(NamedTuple):
     """All segments that are searched."""
 
     segments: Int64s
-    """[segments, 9] a file descriptor, where the tokens begin in the file (bytes), how many there are, where the order
+    """[segments, 10] a file descriptor, where the tokens begin in the file (bytes), how many there are, where the order
     begins; where the segment's own begin in the two arrays below, and its number of files; and scratch: where the
-    context belongs in the order, and its longest match there."""
+    context belongs in the order, its longest match there, and searches without a good match, up to PATIENCE."""
     directory: Int32s
     """[entries, ROW]"""
     starts: Int32s
@@ -96,9 +104,11 @@ class Found(NamedTuple):
     """[STRIDE] a part of an order."""
     held: Int64s
     """[2] segment and number of that part."""
+    searches: Int64s
+    """[2] so many there were; and how many without a good match a segment may have had to be searched every time."""
 
 
-NO_INDEX = Index(np.zeros((0, 9), np.int64), np.zeros((0, ROW), np.int32), np.zeros(0, np.int32))
+NO_INDEX = Index(np.zeros((0, 10), np.int64), np.zeros((0, ROW), np.int32), np.zeros(0, np.int32))
 
 if hasattr(os, "pread"):
     _pread = types.ExternalFunction(
@@ -121,6 +131,7 @@ def new_found() -> Found:
         np.zeros(LONGEST + 1, np.int32),
         np.zeros(STRIDE, np.int32),
         np.full(2, -1, np.int64),
+        np.array([0, PATIENCE]),
     )
 
 
@@ -128,7 +139,7 @@ def as_index(segments: list[tuple[int, int, int, int]], directories: list[Int32s
     """Of segments with (file descriptor, byte of the tokens, tokens, byte of the order)."""
     rows, entries, files = [], 0, 0
     for segment, directory, own in zip(segments, directories, starts, strict=True):
-        rows.append([*segment, entries, files, len(own) - 1, 0, 0])
+        rows.append([*segment, entries, files, len(own) - 1, 0, 0, 0])
         entries, files = entries + len(directory) // ROW, files + len(own)
     if not rows:
         return NO_INDEX
@@ -209,12 +220,17 @@ def _shared_by_entry(index, number, entry, context, most, found):  # type: ignor
 
 @njit(cache=True)
 def locate(index, number, context, most, found):  # type: ignore[no-untyped-def]
-    """Where the last `most` tokens of a context belong in a segment's order, and how many of them occurred together."""
-    n = index.segments[number, N_TOKENS]
+    """Where the last `most` tokens of a context belong in a segment's order, and how many of them occurred together.
+
+    The longest match is next to that place, and both its neighbours are met on the way to it.
+    """
+    n, longest = index.segments[number, N_TOKENS], 0
     low, high = 0, (n + STRIDE - 1) // STRIDE
     while low < high:
         middle = (low + high) // 2
-        if _shared_by_entry(index, number, middle, context, most, found)[1] < 0:
+        shared, side = _shared_by_entry(index, number, middle, context, most, found)
+        longest = max(longest, shared)
+        if side < 0:
             low = middle + 1
         else:
             high = middle
@@ -222,13 +238,12 @@ def locate(index, number, context, most, found):  # type: ignore[no-untyped-def]
     low = max(0, (low - 1) * STRIDE + 1)
     while low < high:
         middle = (low + high) // 2
-        if _shared_by_rank(index, number, middle, context, most, found)[1] < 0:
+        shared, side = _shared_by_rank(index, number, middle, context, most, found)
+        longest = max(longest, shared)
+        if side < 0:
             low = middle + 1
         else:
             high = middle
-    longest = 0
-    for rank in range(max(0, low - 1), min(low + 1, n)):
-        longest = max(longest, _shared_by_rank(index, number, rank, context, most, found)[0])
     return low, longest
 
 
@@ -332,12 +347,35 @@ def find_in(index, number, context, least, spot, longest, found, n):  # type: ig
 
 
 @njit(cache=True)
-def find(index, context, least, found):  # type: ignore[no-untyped-def]
+def _look(index, number, context, most, found):  # type: ignore[no-untyped-def]
+    """Locate the context in a segment, unless that is idle and not due; returns its longest match there, or -1."""
+    at = index.segments[number]
+    at[BEST] = -1
+    if at[IDLE] < found.searches[1] or (found.searches[0] + number) % PAUSE == 0:
+        at[SPOT], at[BEST] = locate(index, number, context, most, found)
+    return at[BEST]
+
+
+@njit(cache=True)
+def _judge(index, number, best, text):  # type: ignore[no-untyped-def]
+    """Was the search of this segment worth it? Then no other one knows more of the context, nor does the text."""
+    at = index.segments[number]
+    if at[BEST] >= GOOD and at[BEST] == best and best > text:
+        at[IDLE] = max(0, at[IDLE] - WORTH)
+    elif at[BEST] >= 0:
+        at[IDLE] = min(PATIENCE, at[IDLE] + 1)
+
+
+@njit(cache=True)
+def find(index, context, least, text, found):  # type: ignore[no-untyped-def]
     """Fill `found` with occurrences of the context's suffixes of at least `least` tokens in all segments; how many.
 
     context [CONTEXT]: the end of a text, BREAK where there is none. Of the longest suffix that occurs in a segment and
     each length of ORDERS below it the segment gives PER_ORDER occurrences that match longer suffixes not at all, as far
     as they are half as long as the longest in any segment.
+
+    text: the longest match in the text itself. A segment that had nothing to say beyond that and the other segments for
+    PATIENCE searches is searched only now and then, until it has: what is of no use for a text shall not cost it.
 
     Worked example: a file 5 6 7 and one 1 5 6 8. The context 1 5 6 occurred once in full: 8 follows it, with a match
     of 3. The suffix 5 6 occurred once more: 7 follows it, with a match of 2.
@@ -352,19 +390,26 @@ def find(index, context, least, found):  # type: ignore[no-untyped-def]
         most += 1
     if most < least:
         return 0
+    found.searches[0] += 1
     for number in range(segments):
-        spot, longest = locate(index, number, context, most, found)
-        index.segments[number, SPOT], index.segments[number, BEST] = spot, longest
-        best = max(best, longest)
+        best = max(best, _look(index, number, context, most, found))
     least = max(least, (best + RELATED - 1) // RELATED)
     for number in range(segments):
+        _judge(index, number, best, text)
         spot, longest = index.segments[number, SPOT], index.segments[number, BEST]
         if longest >= least:
             n = find_in(index, number, context, least, spot, longest, found, n)
     return n
 
 
+@njit(cache=True)
+def wake(index):  # type: ignore[no-untyped-def]
+    """Search all segments again: another text begins."""
+    index.segments[:, IDLE] = 0
+
+
 def warm_up() -> None:
     tokens, order = np.array([1, 2, 1, BREAK], np.int32), np.array([3, 0, 2, 1], np.int32)
     write_directory(tokens, order, np.zeros(ROW, np.int32))
-    find(NO_INDEX, np.full(CONTEXT, 1, np.int32), 1, new_found())
+    find(NO_INDEX, np.full(CONTEXT, 1, np.int32), 1, 0, new_found())
+    wake(NO_INDEX)
