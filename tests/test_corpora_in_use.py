@@ -162,6 +162,11 @@ def test_an_index_that_is_wrong_is_refused_at_the_call_and_nothing_is_lost(llm, 
     assert from_corpus(llm, corpora=[known])[1] > 0
 
 
+def test_a_llama_that_drafts_nothing_takes_no_corpora(tiny_path, known):
+    with pytest.raises(ConfigError, match="where nothing is drafted; leave out corpora"):
+        Llama(str(tiny_path), n_ctx=64, embedding=True, verbose=False, corpora=[known])
+
+
 def test_a_drafter_that_reads_no_index_says_so(llm, known):
     with pytest.raises(ConfigError, match="the paper drafter reads no indexes"):
         llm.create_completion(PROMPT, racer={"draft": "paper"}, corpora=[known])

@@ -15,7 +15,7 @@ from racer_local.config import DraftConfig
 from racer_local.corpus.shelf import check_indexes
 from racer_local.draft.given import GivenDrafts
 from racer_local.engine import Emitted
-from racer_local.errors import ContextFullError, ModelError
+from racer_local.errors import ConfigError, ContextFullError, ModelError
 from racer_local.llama import library
 from racer_local.llama.chat import mark_control_tokens, tokenize_inside
 from racer_local.llama.parent import (
@@ -100,6 +100,8 @@ class Llama(Parent):  # type: ignore[misc]
         """Make the context one in which trees can be verified, if it is for text."""
         if not can_generate(self):
             self._stats.disabled_reason = NO_DRAFTS.format("its vocabulary or for embeddings")
+            if draft.corpora:
+                raise ConfigError(f"{self._stats.disabled_reason}; leave out corpora")
             return
         try:
             self._lent = lend_model(self)
