@@ -116,6 +116,16 @@ def test_a_file_that_turns_out_to_be_no_text_leaves_nothing(tmp_path, monkeypatc
     assert skipped == {files.BINARY: 1, files.NOT_UTF8: 1}
 
 
+@pytest.mark.parametrize("lines", range(28, 44))
+def test_a_file_that_turns_out_to_be_no_text_takes_no_room_from_those_behind_it(tmp_path, monkeypatch, lines):
+    """It fills the cap while it is read ahead; unless it is cut there before its end is seen, the next file fits."""
+    monkeypatch.setattr(files, "BLOCK", 50)
+    plant(tmp_path, {"a": (b"x" * 49 + b"\n") * lines + b"\0", "b": "second"})
+    got, skipped = collected(tmp_path, max_tokens=60)
+    assert list(got) in (["a"], ["b"])
+    assert skipped == ({files.BINARY: 1} if "b" in got else {BEYOND_CAP: 1})
+
+
 def test_messages_do_not_run_into_each_other_nor_files(tmp_path):
     log = [{"role": "user", "content": "one"}, {"messages": [{"role": "user", "content": text} for text in ("2", "3")]}]
     plant(tmp_path, {"a.jsonl": "\n".join(map(json.dumps, log)), "b": "four"})

@@ -105,13 +105,22 @@ def collect(
     """
     spool = _Spool(TemporaryFile(dir=folder), max_tokens)  # noqa: SIM115  (part() closes it)
     waiting: deque[_Event] = deque()
+
+    def take(most_left: int) -> None:
+        while len(waiting) > most_left:
+            spool.take(waiting.popleft(), skipped, report)
+
+    def is_full() -> bool:
+        """Known only when all has been taken: what filled it may turn out to be no text."""
+        if spool.is_full:
+            take(0)
+        return spool.is_full
+
     with ThreadPoolExecutor(usable_cpus()) as pool:
-        for event in _events(files, tokenizer, pool, chat, skipped, spool):
+        for event in _events(files, tokenizer, pool, chat, skipped, is_full):
             waiting.append(event)
-            if len(waiting) > AHEAD:
-                spool.take(waiting.popleft(), skipped, report)
-        for event in waiting:
-            spool.take(event, skipped, report)
+            take(AHEAD)
+        take(0)
     return spool.part()
 
 
@@ -121,15 +130,15 @@ def _events(
     pool: ThreadPoolExecutor,
     chat: bool,
     skipped: Counter[str],
-    spool: _Spool,
+    is_full: Callable[[], bool],
 ) -> Iterator[_Event]:
     for found in files:
-        if spool.is_full:
+        if is_full():
             yield _Event(found, reason=BEYOND_CAP)
             continue
         try:
             for piece in pieces(found, chat=chat, skipped=skipped):
-                if spool.is_full:
+                if is_full():
                     break
                 yield _Event(found, pool.submit(tokenizer.plain_tokens, piece.text, inside=not piece.begins), piece)
         except NotText as error:
