@@ -101,7 +101,7 @@ def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
 
 
 def _paths(name: str, values: Any) -> tuple[str, ...]:
-    if isinstance(values, (str, os.PathLike)):
+    if not isinstance(values, (list, tuple)):
         raise ConfigError(f"{name} is {values!r}; it must be a list of files")
     if not all(isinstance(value, (str, os.PathLike)) and os.fspath(value) for value in values):
         raise ConfigError(f"{name} is {list(values)}; each must be the path of an index")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -149,3 +150,15 @@ def test_the_help_says_what_exact_does(capsys, monkeypatch):
     text = " ".join(capsys.readouterr().out.split())
     assert "--exact the token ids of plain decoding, to the bit" in text
     assert "default: f16, with --exact on a CPU bf16" in text
+
+
+@pytest.mark.parametrize("corpora", ["my.index", None, 3, [""], [3], {"my.index"}])
+def test_what_is_no_list_of_files_is_refused_in_one_line(corpora):
+    with pytest.raises(ConfigError, match=r"corpora \(--corpus\) is .*must be") as error:
+        DraftConfig(corpora=corpora)
+    assert "\n" not in str(error.value)
+
+
+def test_files_of_indexes_are_texts_or_paths():
+    assert DraftConfig(corpora=[Path("a.index"), "b.index"]).corpora == ("a.index", "b.index")
+    assert DraftConfig(remember=Path("own.index")).remember == "own.index"

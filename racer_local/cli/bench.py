@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +11,14 @@ from typing import Any
 
 from racer_local.bench.data import Question, read_questions
 from racer_local.binding import cpu_model
-from racer_local.cli.options import add_model, add_settings, context_from_args, from_args, model_from_args
+from racer_local.cli.options import (
+    add_model,
+    add_settings,
+    check_output,
+    context_from_args,
+    from_args,
+    model_from_args,
+)
 from racer_local.config import COST_CURVES, DRAFTERS, MAX_NODES, ContextConfig, DraftConfig, SamplingConfig
 from racer_local.errors import ConfigError
 from racer_local.models import find
@@ -118,12 +124,6 @@ def _questions(args: argparse.Namespace) -> list[Question]:
     return read_questions(args.data, args.limit)
 
 
-def _check_output(path: Path | None) -> None:
-    """Before the work, not after it."""
-    if path and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
-        raise ConfigError(f"{path} can't be written; name a file in a folder that exists and is yours")
-
-
 def run_live(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
@@ -132,7 +132,7 @@ def run_live(args: argparse.Namespace) -> int:
     from racer_local.llama import Model
 
     questions, context = _questions(args), context_from_args(args)
-    _check_output(args.json)
+    check_output(args.json)
     drafts = args.draft.split(",")
     if args.exact:
         drafts = [*drafts, *(spec.strip() + live.EXACT for spec in drafts)]
@@ -184,7 +184,7 @@ def run_record(args: argparse.Namespace) -> int:
 
     questions, conversations = _questions(args), list[Conversation]()
     interrupted, skipped = False, 0
-    _check_output(args.output)
+    check_output(args.output)
     with Model(find(args.model), model_from_args(args)) as model:
         answers = record(model, questions, context_from_args(args), args.max_tokens)
         try:
@@ -232,7 +232,7 @@ def run_fit(args: argparse.Namespace) -> int:
     from racer_local.bench import fit
     from racer_local.bench.trace import load_trace
 
-    _check_output(args.output)
+    check_output(args.output)
     traces = [load_trace(path) for path in args.trace]
     test = load_trace(args.test) if args.test else None
     if args.corpus:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from racer_local import models
+from racer_local.cli.options import check_output
 from racer_local.errors import ConfigError, CorpusError
 from racer_local.models import readable_size
 
@@ -81,7 +82,7 @@ def run_build(args: argparse.Namespace) -> int:
     from racer_local.corpus.index import create
     from racer_local.llama.vocabulary import Vocabulary
 
-    _check_output(args.output)
+    check_output(args.output, replaced=True)
     files, skipped = _files(args)
     with Vocabulary(models.find(args.model)) as vocabulary:
         part = _collect(args, files, vocabulary, args.output.parent, skipped)
@@ -98,6 +99,7 @@ def run_add(args: argparse.Namespace) -> int:
     from racer_local.corpus.store import Store
 
     store = Store(args.index)
+    check_output(args.index, replaced=True)
     files, skipped = _files(args)
     known = {(file.name, file.size, file.modified) for file in store.all_files}
     new = [found for found in files if (str(found.path), found.size, found.modified) not in known]
@@ -258,12 +260,6 @@ def _bytes(text: str) -> int:
     if not (number.isascii() and number.isdecimal() and int(number)):
         raise ConfigError(f"--max-file-size is {text!r}; it must be a number of bytes such as 500000, 200K, 64M or 2G")
     return int(number) * factor
-
-
-def _check_output(path: Path) -> None:
-    """Before the work, not after it."""
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"{path} can't be written; name a file in a folder that exists and is yours")
 
 
 def _printable(name: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import MISSING, Field, fields
+from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from racer_local.config import ContextConfig, ModelConfig, Options
@@ -44,6 +46,15 @@ def add_model(parser: argparse.ArgumentParser, *configs: type, without: tuple[st
             metavar="NAME=VALUE",
             help=f"a further field of llama_{owner}_params; may be repeated",
         )
+
+
+def check_output(path: Path | None, *, replaced: bool = False) -> None:
+    """Before the work, not after it. `replaced`: a new file takes its place, so that the folder must be writable.
+
+    Raises ConfigError where it can't be written.
+    """
+    if path and (path.is_dir() or not os.access(path.parent if replaced or not path.exists() else path, os.W_OK)):
+        raise ConfigError(f"{path} can't be written; name a file in a folder that exists and is yours")
 
 
 def model_from_args(args: argparse.Namespace) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""The file of an index: flat arrays, mapped into memory, that never change once the file has its name.
+"""The file of an index: flat arrays that can be mapped into memory and never change once the file has its name.
 
 A new state of an index is a new file, written under another name and put in the old one's place when it is whole. So
 whoever is killed leaves the old index, and whoever has it open keeps what he opened.

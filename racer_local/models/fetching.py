@@ -7,24 +7,17 @@ import json
 import os
 import re
 import shutil
-import sys
-import time
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from racer_local.errors import DownloadError
 from racer_local.models.download import Remote, Report, SourceError, bytes_in, check, download, make_room, read, request
 from racer_local.models.registry import Entry, entry_of
-
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
 
 _PYPI = "https://pypi.org/simple"
 
@@ -150,22 +143,16 @@ def _look_up(index: str, authorization: str | None, package: str, version: str) 
 
 @contextmanager
 def _lock(entry: Entry, progress: Progress) -> Iterator[None]:
-    """Lets one process at a time past, for each model. The empty lock file stays: deleting it is a race."""
-    with entry.path.with_name(f"{entry.file}.lock").open("ab") as file:
-        if not _try_lock(file):
-            progress.note(f"another process is fetching {entry.name}; waiting for it")
-            while not _try_lock(file):
-                time.sleep(0.1)
-        yield
+    """Lets one process at a time past, for each model."""
+    from filelock import FileLock, Timeout
 
-
-def _try_lock(file: BinaryIO) -> bool:
+    lock = FileLock(entry.path.with_name(f"{entry.file}.lock"))
     try:
-        if sys.platform == "win32":
-            file.seek(0)
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        else:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    return True
+        lock.acquire(timeout=0)
+    except Timeout:
+        progress.note(f"another process is fetching {entry.name}; waiting for it")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
