@@ -186,6 +186,10 @@ class SamplingConfig:
     presence_penalty: float = _setting(0.0, "lower the logits of recent tokens once")
     penalty_last_n: int = _setting(64, "tokens that penalties look back on, the prompt's included")
     seed: int | None = _setting(None, "repeats an answer; -1 or none: a fresh one every time")
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of these tokens, before all else."""
+    grammar: str | None = None
+    """GBNF (llama.cpp's grammars/README.md) that the answer keeps to, from its rule `root` on."""
 
     def __post_init__(self) -> None:
         _check("temperature", self.temperature, 0, 100)
@@ -198,6 +202,8 @@ class SamplingConfig:
         _check("penalty_last_n", self.penalty_last_n, 1, 1 << 20)
         if self.seed is not None:
             _check("seed", self.seed, -1, 0xFFFFFFFE)
+        for token, bias in self.logit_bias.items():
+            _check(f"logit_bias of token {token}", bias, -100, 100)
 
     @property
     def penalizes(self) -> bool:
@@ -206,6 +212,11 @@ class SamplingConfig:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def likeliest(self) -> bool:
+        """Whether each token is the likeliest of its row as the model gives it."""
+        return self.greedy and not (self.penalizes or self.logit_bias or self.grammar)
 
     @property
     def seeded(self) -> bool:

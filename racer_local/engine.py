@@ -13,7 +13,7 @@ from racer_local.draft import Drafter, TopK
 from racer_local.errors import ConfigError, ContextFullError
 from racer_local.stats import GenerationStats
 from racer_local.target import Rows, Sampler, Target, never
-from racer_local.tree import DraftTree, Limit, NodeIds, Tokens
+from racer_local.tree import DraftTree, Limit, NodeIds, Source, Tokens
 from racer_local.verify import verify
 
 
@@ -22,6 +22,8 @@ class Emitted(NamedTuple):
 
     token: int
     logits: NDArray[np.float32]
+    source: Source = Source.ROOT
+    """Which source drafted it; ROOT: none, it is the bonus token that ends a step."""
 
 
 def generate(
@@ -69,14 +71,15 @@ def generate(
                     if drafter.breadth:
                         drafter.observe(tree, TopK.of(rows, drafter.breadth))
             answer = [*tree.tokens[path[1:]].tolist(), bonus][:left]
-            for node, root in zip(path, answer, strict=False):
+            sources = [*tree.sources[path[1:]].tolist(), Source.ROOT]
+            for node, root, source in zip(path, answer, sources, strict=False):
                 kept.append(node)
                 if root in end_tokens:
                     stats.finish_reason = "stop"
                     break
                 left -= 1
                 stats.emitted += 1
-                yield Emitted(root, rows[node])
+                yield Emitted(root, rows[node], Source(source))
         finally:
             with stats.timing("decode_seconds"):
                 with stats.timing("verify_seconds"):

@@ -21,6 +21,8 @@ from racer_local.stats import GenerationStats
 from racer_local.target import Exactness, Sampler, never
 from racer_local.tree import DraftTree, Tokens
 
+OWNERS = 8
+"""Most owners whose learning is kept; beyond it that of the one who asked longest ago is dropped."""
 PER_ANSWER = ("draft", "max_nodes", "exact", "corpora", "remember")
 """Settings of a DraftConfig that a single answer may change."""
 KEEPS_REJECTED = "this model's memory keeps rejected tokens (recurrent or hybrid), so it decodes plainly"
@@ -52,7 +54,10 @@ class Racer:
         self._end_tokens = end_tokens
         self._cost: VerifyCost | None = None
         self._exactness: Exactness | None = None
-        self._drafters: dict[str, Drafter] = {}
+        self._drafters: dict[str, dict[str, Drafter]] = {}
+        """By owner, the one who asked last at the end, and kind."""
+        self._owner = ""
+        """Whose text the cache holds."""
         self._own, self._notify = own, notify
         self._shelf = Shelf(lambda: target.vocabulary, end_tokens, notify)
         self._check_corpora(draft)
@@ -118,11 +123,18 @@ class Racer:
         end_tokens: Collection[int],
         stats: GenerationStats,
         draft: DraftConfig | None = None,
+        owner: str = "",
         cancelled: Callable[[], bool] = never,
     ) -> Generator[Emitted, None, None]:
-        """See `engine.generate`; notes in `stats` what holds for this answer."""
+        """See `engine.generate`; notes in `stats` what holds for this answer.
+
+        What is learned from one owner's texts drafts for that owner alone, and so does a cached prompt.
+        """
         draft = draft or self.draft
-        drafter = self._drafter(draft)
+        if owner != self._owner:
+            self.target.clear()
+            self._owner = owner
+        drafter = self._drafter(draft, owner)
         found = self._restrict(draft)
         stats.exact, stats.row_limit = draft.exact, found.rows if found else None
         if draft.nodes > 1:
@@ -160,11 +172,14 @@ class Racer:
         self.target.clear()
         self._drafters.clear()
 
-    def _drafter(self, draft: DraftConfig) -> Drafter:
+    def _drafter(self, draft: DraftConfig, owner: str = "") -> Drafter:
         kind = "none" if draft.nodes == 1 or self.disabled_reason else draft.draft
         if self._own and kind == self.draft.draft:
             return self._own
-        if kind not in self._drafters:
+        drafters = self._drafters[owner] = self._drafters.pop(owner, {})
+        if len(self._drafters) > OWNERS:
+            del self._drafters[next(iter(self._drafters))]
+        if kind not in drafters:
             most = self.draft.nodes
             config = replace(self.draft, draft=kind, max_nodes=most if most < DRAFTERS[kind] else None)
             if kind == self.draft.draft:
@@ -175,8 +190,8 @@ class Racer:
             if kernels.NEW and config.nodes > 1:
                 self._notify("compiling the drafter, once on this machine (some 20 seconds)")
                 kernels.NEW = False
-            self._drafters[kind] = make_drafter(config, self.target.n_vocab, self._end_tokens, self._cost)
-        return self._drafters[kind]
+            drafters[kind] = make_drafter(config, self.target.n_vocab, self._end_tokens, self._cost)
+        return drafters[kind]
 
     def _restrict(self, draft: DraftConfig) -> Exactness | None:
         found = self._exact_up_to(draft) if draft.exact else None

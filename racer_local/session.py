@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +13,14 @@ from numpy.typing import NDArray
 from racer_local.config import DEFAULT_MAX_TOKENS, ContextConfig, DraftConfig, SamplingConfig
 from racer_local.cost import VerifyCost
 from racer_local.draft import TopK
-from racer_local.llama import LlamaTarget, Message, Model, make_sampler, render_chat
+from racer_local.engine import Emitted
+from racer_local.llama import LlamaTarget, Model, make_sampler, render_chat
+from racer_local.pieces import Likely, Piece, Progress, Token, pieces
 from racer_local.racing import Racer, in_the_way
 from racer_local.stats import GenerationStats
 from racer_local.target import Sampler, never
-from racer_local.text import Detokenizer
+from racer_local.text import StopMatcher
+from racer_local.tools import Message
 from racer_local.tree import Tokens
 
 NEAR = 16
@@ -101,42 +104,90 @@ class Session:
         *,
         sampling: SamplingConfig | None = None,
         max_tokens: int = DEFAULT_MAX_TOKENS,
+        stop: Sequence[str] = (),
         on_text: Callable[[str], object] = lambda text: None,
         cancelled: Callable[[], bool] = never,
         record: bool = False,
     ) -> Answer:
         """Answer a user's text, a chat's messages, or prompt tokens as they are.
 
-        `on_text` gets the text as it grows; `record` keeps every draw.
+        `on_text` gets the text as it grows; `record` keeps every draw. `stop`: texts that end it, not part of it.
         """
         answer = Answer(GenerationStats())
-        sampler = make_sampler(sampling or SamplingConfig(), self.model.n_vocab)
-        if record:
-            sampler = recorder = Recorder(sampler)
+
+        def recording(sampler: Sampler) -> Sampler:
+            recorder = Recorder(sampler)
             answer.drawn = recorder.drawn
-        detokenizer = Detokenizer(self.model.piece)
+            return recorder
 
-        def show(text: str) -> None:
-            answer.text += text
-            if text:
-                on_text(text)
+        stream = self.stream(
+            prompt,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            stop=stop,
+            stats=answer.stats,
+            cancelled=cancelled,
+            through=recording if record else None,
+        )
+        with closing(stream):
+            for piece in stream:
+                answer.token_ids += [token.id for token in piece.tokens]
+                answer.text += piece.text
+                if piece.text:
+                    on_text(piece.text)
+        return answer
 
+    def stream(
+        self,
+        prompt: str | Tokens | Sequence[Message],
+        *,
+        sampling: SamplingConfig | None = None,
+        max_tokens: int | None = DEFAULT_MAX_TOKENS,
+        stop: Sequence[str] = (),
+        likely: int | None = None,
+        draft: DraftConfig | None = None,
+        owner: str = "",
+        stats: GenerationStats | None = None,
+        cancelled: Callable[[], bool] = never,
+        through: Callable[[Sampler], Sampler] | None = None,
+    ) -> Generator[Piece, None, None]:
+        """The answer as it grows, piece by piece; closing it early frees the session at once.
+
+        max_tokens: None fills the context. likely: each token's log probability and so many of the likeliest ones.
+        draft: what `for_answer` allowed. owner: whose text it is; what is learned from it drafts for nobody else.
+        through: puts something before the sampler.
+        """
+        stats = GenerationStats() if stats is None else stats
+        sampling = sampling or SamplingConfig()
+        sampler = make_sampler(sampling, self.model.n_vocab, self.model)
+        progress = Progress(StopMatcher([text.encode("utf-8") for text in stop]))
         tokens = self._tokens(prompt)
         with self.target.lock:
-            stream = self._racer.generate(
+            emitted = self._racer.generate(
                 tokens,
-                sampler,
-                max_tokens=max_tokens,
+                through(sampler) if through else sampler,
+                max_tokens=self.target.n_ctx if max_tokens is None else max_tokens,
                 end_tokens=self.model.end_tokens,
-                stats=answer.stats,
+                stats=stats,
+                draft=draft,
+                owner=owner,
                 cancelled=cancelled,
             )
-            with closing(stream):
-                for emitted in stream:
-                    answer.token_ids.append(emitted.token)
-                    show(detokenizer.push(emitted.token))
-        show(detokenizer.flush())
-        return answer
+            with closing(emitted):
+                yield from pieces(progress, self._as_tokens(emitted, likely))
+            if progress.stops.found:
+                stats.finish_reason = "stop"
+
+    def _as_tokens(self, emitted: Iterable[Emitted], likely: int | None) -> Iterator[Token]:
+        for token, row, source in emitted:
+            told = None if likely is None else Likely.of(row, token, likely)
+            yield Token(token, self.model.piece(token), told, source)
+
+    def for_answer(
+        self, racer: bool | Mapping[str, Any] | DraftConfig | None, corpora: Sequence[str] | None = None
+    ) -> DraftConfig:
+        """What one answer drafts, from a `racer` argument and indexes of its own. See `Racer.for_answer`."""
+        return self._racer.for_answer(racer, corpora)
 
     def _tokens(self, prompt: str | Tokens | Sequence[Message]) -> Tokens:
         if isinstance(prompt, str):

@@ -53,7 +53,8 @@ class Target(Protocol):
         """Make the cache hold exactly `tokens`, in chunks; returns how many it already held.
 
         `on_rows` sees each evaluated chunk and its logits; with `last` only the last so many tokens, since logits
-        have their price. `cancelled` is asked before each chunk; when true the cache holds what was evaluated so far.
+        have their price. `cancelled` is asked before each chunk, and within it where that is possible; when true the
+        cache holds what was evaluated so far.
         """
         ...
 

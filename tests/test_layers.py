@@ -18,6 +18,8 @@ LAYERS = {
     "stats": 0,
     "kernels": 1,
     "text": 1,
+    "pieces": 1,
+    "tools": 1,
     "verify": 1,
     "cost": 1,
     "remembered": 1,
@@ -34,9 +36,10 @@ LAYERS = {
     "session": 4,
     "llm": 5,
     "bootstrap": 4,
-    "bench": 5,
-    "cli": 6,
-    "__main__": 7,
+    "server": 5,
+    "bench": 6,
+    "cli": 7,
+    "__main__": 8,
 }
 """A module imports from its own layer or lower ones. `llama` knows neither `draft` nor the engine, nor they it."""
 

@@ -13,9 +13,10 @@ from racer_local.bench.data import Question
 from racer_local.config import ContextConfig, DraftConfig
 from racer_local.cost import SIZES
 from racer_local.errors import ConfigError, ContextFullError
-from racer_local.llama import Message, Model
+from racer_local.llama import Model
 from racer_local.session import Session
 from racer_local.stats import GenerationStats, speed_up
+from racer_local.tools import Message
 
 PLAIN = "none"
 EXACT, CORPUS = "+exact", "+corpus"

@@ -10,10 +10,9 @@ _EXPORTS = {
     "LlamaTarget": "target",
     "make_sampler": "sampler",
     "render_chat": "chat",
-    "Message": "chat",
 }
 
-__all__ = ["LlamaTarget", "Message", "Model", "make_sampler", "render_chat"]
+__all__ = ["LlamaTarget", "Model", "make_sampler", "render_chat"]
 
 
 def __getattr__(name: str) -> Any:
@@ -24,7 +23,7 @@ def __getattr__(name: str) -> Any:
 
 
 if TYPE_CHECKING:
-    from racer_local.llama.chat import Message, render_chat
+    from racer_local.llama.chat import render_chat
     from racer_local.llama.model import Model
     from racer_local.llama.sampler import make_sampler
     from racer_local.llama.target import LlamaTarget

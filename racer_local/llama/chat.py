@@ -2,36 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 from racer_local.errors import ConfigError, ModelError
 from racer_local.llama.model import Model
+from racer_local.tools import Message, Style, Tool
 
-Message = dict[str, str]
 
-
-def render_chat(model: Model, messages: Sequence[Message]) -> list[int]:
+def render_chat(model: Model, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
     """Prompt tokens of a chat, the assistant's turn opened, by the binding's own Jinja rendering.
 
-    A control token's spelling in a message stays text: the message is rendered with a mark inside each such
-    spelling, and the prompt is cut there before it is tokenized.
+    Messages are OpenAI's, with a text or parts of text as content; so are tools. A control token's spelling in
+    either stays text: they are rendered with a mark inside each such spelling, and the prompt is cut there before
+    it is tokenized.
 
     Raises ModelError where the file carries no template or the template refuses the messages, ConfigError for a
     message without text.
     """
-    for message in messages:
-        if not isinstance(message.get("content"), str):
-            raise ConfigError(f"a chat message must have text as its content; this one has not: {message}")
     if not model.chat_template:
         raise ModelError(f"{model.path.name} carries no chat template; use the raw prompt (--raw)")
-    marked, mark = mark_control_tokens(model, messages)
-    first, *others = _render(model, marked).split(mark)
+    style = Style.of(model.chat_template)
+    written = style.written([_with_text(message) for message in messages], tools)
+    mark = _unused_character(_strings([written, tools]))
+
+    def marked(value: Any) -> Any:
+        return _map_strings(value, lambda text: _break_control_tokens(model, text, mark))
+
+    first, *others = _render(model, marked(written), marked(list(tools)) if style.native else []).split(mark)
     tokens = model.tokenize(first, parse_special=True)
     for part in others:
         tokens += tokenize_inside(model, part)
     return tokens
+
+
+def _with_text(message: Message) -> dict[str, Any]:
+    """A message whose content is one text. Raises ConfigError where it has none."""
+    content = message.get("content")
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        texts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+        content = "".join(texts) if all(isinstance(text, str) for text in texts) else None  # type: ignore[arg-type]
+    elif content is None and message.get("tool_calls"):
+        content = ""
+    if not isinstance(content, str):
+        raise ConfigError(f"a chat message must have text as its content; this one has not: {message}")
+    return {**message, "content": content}
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from chain(_strings(key), _strings(inner))
+    elif isinstance(value, Sequence):
+        for inner in value:
+            yield from _strings(inner)
+
+
+def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """The value with each text in it changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(name): _map_strings(inner, change) for name, inner in value.items()}
+    if isinstance(value, Sequence):
+        return [_map_strings(inner, change) for inner in value]
+    return value
 
 
 def mark_control_tokens(model: Model, messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], str]:
@@ -50,13 +88,13 @@ def tokenize_inside(model: Model, part: str) -> list[int]:
     return tokens[len(ahead) :] if tokens[: len(ahead)] == ahead else model.tokenize(part, parse_special=True)
 
 
-def _render(model: Model, messages: Sequence[Mapping[str, Any]]) -> str:
+def _render(model: Model, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
     from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
     template = model.chat_template or ""
     try:
         formatter = Jinja2ChatFormatter(template, eos_token=model.eos, bos_token=model.bos)
-        return str(formatter(messages=messages).prompt)
+        return str(formatter(messages=messages, tools=list(tools) or None).prompt)
     except Exception as error:  # templates raise whatever their author chose
         raise ModelError(
             f"the chat template of {model.path.name} refuses these messages ({error}); change them or use --raw"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +17,7 @@ from racer_local.errors import ConfigError, DecodeError, ModelError
 from racer_local.llama import library
 from racer_local.llama.batch import Batch
 from racer_local.llama.model import Model
-from racer_local.target import Rows
+from racer_local.target import Rows, never
 
 OWN_FIELDS = {
     *("n_ctx", "n_batch", "n_seq_max", "n_outputs_max", "n_outputs_max_per_seq", "n_rs_seq", "n_threads"),
@@ -30,8 +32,14 @@ GGML_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "bf16": 30}
 
 NO_SLOT = 1
 """What llama_decode returns where the memory has no room for the batch."""
+ABORTED = 2
+"""What it returns where the abort callback said so."""
 END = -1
 """As a position: up to the last one."""
+
+
+class Aborted(DecodeError):
+    """A forward that its caller did not want any more."""
 
 
 @dataclass(frozen=True)
@@ -122,13 +130,32 @@ class Context:
     def _memory(self) -> Any:
         return self._lib.llama_get_memory(self.handle)
 
+    @contextmanager
+    def aborting(self, cancelled: Callable[[], bool]) -> Iterator[None]:
+        """Lets forwards in the body stop midway once `cancelled` says so (llama_set_abort_callback).
+
+        It is asked after each operation of the graph; where layers are offloaded some backends do not ask.
+        """
+        if cancelled is never:
+            yield
+            return
+        kind = self._lib.ggml_abort_callback
+        callback = kind(lambda _data: cancelled())
+        self._lib.llama_set_abort_callback(self.handle, callback, None)
+        try:
+            yield
+        finally:
+            self._lib.llama_set_abort_callback(self.handle, kind(), None)
+
     def decode(self, what: str) -> bool:
         """One forward of the batch (llama_decode); False where the memory has no room for it.
 
-        Raises DecodeError, naming `what`, on any other failure.
+        Raises Aborted where `aborting` ended it, DecodeError, naming `what`, on any other failure.
         """
         library.forget_errors()
         code = self._lib.llama_decode(self.handle, self.batch.struct)
+        if code == ABORTED:
+            raise Aborted(f"{what}: aborted")
         if code not in (0, NO_SLOT):
             raise DecodeError(f"llama_decode returned {code} for {what}: {library.cause()}")
         return bool(code == 0)

@@ -11,19 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from racer_local.config import SamplingConfig
-from racer_local.errors import DecodeError
+from racer_local.errors import ConfigError, DecodeError
 from racer_local.llama import library
+from racer_local.llama.vocabulary import Vocabulary
 from racer_local.target import Sampler
 from racer_local.tree import Tokens
 
 NOT_A_NUMBER = "the model's logits are not numbers; try another kv_type (--kv-type) or a model file of another quant"
 
 
-def make_sampler(config: SamplingConfig, n_vocab: int) -> Sampler:
-    """The sampler that `config` asks for."""
-    if config.greedy and not config.penalizes:
-        return GreedySampler()
-    return ChainSampler(config, n_vocab)
+def make_sampler(config: SamplingConfig, n_vocab: int, vocabulary: Vocabulary | None = None) -> Sampler:
+    """The sampler that `config` asks for. A grammar needs the vocabulary whose tokens it is about.
+
+    Raises ConfigError for a grammar that can't be used.
+    """
+    return GreedySampler() if config.likeliest else ChainSampler(config, n_vocab, vocabulary)
 
 
 def fresh_seed(seed: int | None) -> int:
@@ -53,38 +55,67 @@ class Candidates:
         self._blank["id"] = np.arange(n_vocab)
         self._array = self._lib.llama_token_data_array()
 
-    def draw(self, chain: Any, logits: NDArray[np.float32]) -> int:
+    def draw(self, chain: Any, logits: NDArray[np.float32], grammar: Any = None) -> int:
         """What the chain draws from a row, [vocabulary]; noted in the chain (llama_sampler_apply, _accept).
 
-        Raises DecodeError where a logit is not a number.
+        A grammar is asked about the one token that is drawn without it, since asking it about all is dear: where it
+        refuses that one, the draw is made again among those that it allows. The distribution is the same.
+
+        Raises DecodeError where a logit is not a number, ConfigError where the grammar allows nothing.
         """
-        rows, array = self._rows, self._array
-        rows[:] = self._blank  # chains sort
-        rows["logit"] = logits
-        array.data = ctypes.cast(rows.ctypes.data, type(array.data))
-        array.size, array.selected, array.sorted = len(rows), -1, False
-        self._lib.llama_sampler_apply(chain, ctypes.byref(array))
-        if array.selected < 0 or np.isnan(logits).any():
+        if np.isnan(logits).any():
             raise DecodeError(NOT_A_NUMBER)
-        token = int(array.data[array.selected].id)
+        token = self._select(logits, chain)
+        if grammar is not None:
+            if not self._allows(grammar, token):
+                token = self._select(logits, grammar, chain)
+                if not self._allows(grammar, token):  # to accept it would end the process
+                    raise ConfigError("the grammar allows no token of this model here; give it another alternative")
+            self._lib.llama_sampler_accept(grammar, token)
         self._lib.llama_sampler_accept(chain, token)
         return token
 
+    def _select(self, logits: NDArray[np.float32], *stages: Any) -> int:
+        self._rows[:] = self._blank  # chains sort
+        self._rows["logit"] = logits
+        self._apply(len(self._rows), *stages)
+        if self._array.selected < 0:
+            raise DecodeError(NOT_A_NUMBER)
+        return int(self._array.data[self._array.selected].id)
+
+    def _allows(self, grammar: Any, token: int) -> bool:
+        self._rows[0] = token, 1.0, 0.0
+        self._apply(1, grammar)
+        return bool(self._rows["logit"][0] > -np.inf)
+
+    def _apply(self, size: int, *stages: Any) -> None:
+        array = self._array
+        array.data = ctypes.cast(self._rows.ctypes.data, type(array.data))
+        array.size, array.selected, array.sorted = size, -1, False
+        for stage in stages:
+            self._lib.llama_sampler_apply(stage, ctypes.byref(array))
+
 
 class ChainSampler:
-    """A llama_sampler_chain: penalties, top-k, top-p, min-p, temperature, draw (llama_sampler_init_*).
+    """A llama_sampler_chain: bias, penalties, top-k, top-p, min-p, temperature, draw (llama_sampler_init_*).
 
-    Each draw takes one number from the seeded generator, so a seed gives the same draws whatever is drafted.
-    Freed when closed or with the last reference to it.
+    Each draw takes one number from the seeded generator, two where a grammar refuses the first, so a seed gives the
+    same draws whatever is drafted. Freed when closed or with the last reference to it.
     """
 
-    def __init__(self, config: SamplingConfig, n_vocab: int) -> None:
+    def __init__(self, config: SamplingConfig, n_vocab: int, vocabulary: Vocabulary | None = None) -> None:
         self.config = config
         self.seed = fresh_seed(config.seed)
         self._lib = library.init()
         self._candidates, self._n_vocab = Candidates(n_vocab), n_vocab
+        self._grammar = None
+        if config.grammar is not None:
+            if vocabulary is None:
+                raise ConfigError("a grammar needs the vocabulary of the model; give it to make_sampler")
+            self._grammar = _open_grammar(self._lib, vocabulary, config.grammar)
         self._handle = self._build()
-        self._free = weakref.finalize(self, self._lib.llama_sampler_free, self._handle)
+        self._free = weakref.finalize(self, _free, self._lib, self._handle, self._grammar)
+        self._vocabulary = vocabulary  # must outlive the grammar
 
     @property
     def _chain(self) -> Any:
@@ -96,6 +127,9 @@ class ChainSampler:
         lib, config = self._lib, self.config
         chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
         stages = []
+        if config.logit_bias:
+            biases = (lib.llama_logit_bias * len(config.logit_bias))(*config.logit_bias.items())
+            stages.append(lib.llama_sampler_init_logit_bias(self._n_vocab, len(biases), biases))
         if config.penalizes:
             stages.append(
                 lib.llama_sampler_init_penalties(
@@ -123,12 +157,29 @@ class ChainSampler:
     def begin(self, prompt: Tokens) -> None:
         """Start over: the seed's first draw comes next, and the penalties look back on the prompt."""
         self._lib.llama_sampler_reset(self._chain)
+        if self._grammar is not None:
+            self._lib.llama_sampler_reset(self._grammar)
         if self.config.penalizes:
             for token in prompt:
                 self._lib.llama_sampler_accept(self._chain, int(token))
 
     def draw(self, logits: NDArray[np.float32]) -> int:
-        return self._candidates.draw(self._chain, logits)
+        return self._candidates.draw(self._chain, logits, self._grammar)
 
     def close(self) -> None:
         self._free()
+
+
+def _open_grammar(lib: Any, vocabulary: Vocabulary, grammar: str) -> Any:
+    """A sampler that allows what a grammar does (llama_sampler_init_grammar). Raises ConfigError."""
+    library.forget_errors()
+    handle = lib.llama_sampler_init_grammar(vocabulary.vocab, grammar.encode("utf-8"), b"root")
+    if not handle:
+        raise ConfigError(f"the grammar can't be used: {library.cause()}; make it simpler, or correct it")
+    return handle
+
+
+def _free(lib: Any, *samplers: Any) -> None:
+    for sampler in samplers:
+        if sampler is not None:
+            lib.llama_sampler_free(sampler)

@@ -21,7 +21,7 @@ from typing import Any
 
 from racer_local.config import MAX_NODES, PROMPT_ROWS, RECURRENT_NODES, ContextConfig
 from racer_local.errors import ConfigError, ContextFullError, DecodeError
-from racer_local.llama.context import Context, Shape
+from racer_local.llama.context import Aborted, Context, Shape
 from racer_local.llama.model import Model
 from racer_local.target import Exactness, OnRows, Rows, never
 from racer_local.text import VocabularyId
@@ -214,7 +214,11 @@ class LlamaTarget:
             def fill(chunk: list[int] = chunk, past: int = past) -> None:
                 self._context.batch.fill_text(chunk, past, outputs=on_rows is not None)
 
-            self._decode(fill, f"{len(chunk)} prompt tokens")
+            try:
+                with self._context.aborting(cancelled):
+                    self._decode(fill, f"{len(chunk)} prompt tokens")
+            except Aborted:
+                break
             self.held.extend(chunk)
             self._synced[0] = len(self.held)
             if on_rows is not None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import codecs
 import random
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from racer_local.config import DraftConfig
 from racer_local.errors import ConfigError, ContextFullError
 from racer_local.llama.parent import UNSEEDED, native_tokenizer, prompt_tokens
+from racer_local.pieces import Likely, Progress, Token, pieces, text_of
 from racer_local.stats import GenerationStats
 from racer_local.target import Rows
 from racer_local.text import StopMatcher
@@ -27,61 +24,6 @@ if TYPE_CHECKING:
 
 Logprobs = dict[str, list[Any]]
 TextOf = Callable[[int], str]
-
-
-class Likely(NamedTuple):
-    """What a row of logits says of the token drawn from it, and of the likeliest ones."""
-
-    logprob: float
-    top: list[tuple[int, float]]
-    """Ids and log probabilities, likeliest first."""
-
-    @classmethod
-    def of(cls, row: NDArray[np.float32], token: int, count: int) -> Likely:
-        """From the raw logits [vocabulary]: before penalties, temperature and whatever else shapes the draw."""
-        shifted = row - row.max()
-        log_probs = shifted - np.log(np.exp(shifted).sum())
-        count = min(count, len(row))
-        near = np.argpartition(-row, count - 1)[:count] if count else np.zeros(0, np.intp)
-        order = near[np.lexsort((-near, -row[near]))]
-        return cls(float(log_probs[token]), [(int(i), float(log_probs[i])) for i in order])
-
-
-class Token(NamedTuple):
-    id: int
-    data: bytes
-    likely: Likely | None = None
-
-
-@dataclass
-class Progress:
-    """An answer as it grows: tokens, the bytes that are known to be text, and why it ended."""
-
-    stops: StopMatcher
-    tokens: list[Token] = field(default_factory=list)
-    finish_reason: str = "length"
-    safe: int = 0
-    """Bytes that no stop string can take back."""
-
-    def push(self, token: Token) -> None:
-        self.tokens.append(token)
-        self.safe = self.stops.push(token.data)
-
-    def finish(self) -> None:
-        """No more tokens come. Those behind a stop string's beginning are dropped."""
-        self.safe = self.stops.flush()
-        if self.stops.found:
-            self.finish_reason = "stop"
-            end, kept = 0, 0
-            while kept < len(self.tokens) and end + len(self.tokens[kept].data[:1]) <= self.safe:
-                end += len(self.tokens[kept].data)
-                kept += 1
-            del self.tokens[kept:]
-
-    @property
-    def data(self) -> bytes:
-        """The text's bytes."""
-        return b"".join(token.data for token in self.tokens)[: self.safe]
 
 
 class Answer:
@@ -98,11 +40,6 @@ class Answer:
     def whole(self, text: str, logprobs: Logprobs | None, finish_reason: str, usage: tuple[int, int]) -> dict[str, Any]:
         counts = {"prompt_tokens": usage[0], "completion_tokens": usage[1], "total_tokens": sum(usage)}
         return {**self.chunk(text, logprobs, finish_reason), "usage": counts}
-
-
-def text_of(data: bytes) -> str:
-    """Bytes as text; what is no UTF-8, a character cut at the end above all, is left out as the parent does."""
-    return data.decode("utf-8", errors="ignore")
 
 
 def describe(tokens: Sequence[Token], text: TextOf, offset: int) -> Logprobs:
@@ -125,51 +62,15 @@ def describe(tokens: Sequence[Token], text: TextOf, offset: int) -> Logprobs:
 def chunks(
     progress: Progress, steps: Iterable[Token], answer: Answer, text: TextOf | None, offset: int
 ) -> Iterator[dict[str, Any]]:
-    """A chunk for each token whose text is whole and certain, and a last one that says why the answer ended.
+    """A chunk for each piece, and a last one that says why the answer ended.
 
-    `text` is given where log probabilities are wanted. Tokens that share a character come together.
+    `text` is given where log probabilities are wanted.
     """
-    given, passed = 0, 0
-
-    def ready(last: bool) -> Iterator[dict[str, Any]]:
-        nonlocal given, passed, offset
-        while given < len(progress.tokens):
-            group = _whole_characters(progress.tokens[given:])
-            data = b"".join(token.data for token in group)
-            if passed + len(data) > progress.safe or not _is_whole(data):
-                if not last:
-                    return
-                data = data[: progress.safe - passed]
-            told = text_of(data)
-            logprobs = describe(group, text, offset) if text else None
-            given, passed, offset = given + len(group), passed + len(data), offset + len(told)
-            yield answer.chunk(told, logprobs)
-
-    for token in steps:
-        progress.push(token)
-        if progress.stops.found:
-            break
-        yield from ready(last=False)
-    progress.finish()
-    yield from ready(last=True)
+    for piece in pieces(progress, steps):
+        logprobs = describe(piece.tokens, text, offset) if text else None
+        offset += len(piece.text)
+        yield answer.chunk(piece.text, logprobs)
     yield answer.chunk("", finish_reason=progress.finish_reason)
-
-
-def _whole_characters(tokens: Sequence[Token]) -> Sequence[Token]:
-    """The fewest first tokens whose bytes end with a character; all, if none do."""
-    data = b""
-    for n, token in enumerate(tokens, 1):
-        data += token.data
-        if _is_whole(data):
-            return tokens[:n]
-    return tokens
-
-
-def _is_whole(data: bytes) -> bool:
-    """Whether no character is cut at the end. What is no UTF-8 at all will not get better by waiting."""
-    decoder = codecs.getincrementaldecoder("utf-8")("ignore")
-    decoder.decode(data)
-    return not decoder.getstate()[0]
 
 
 @dataclass
@@ -250,10 +151,12 @@ class Completion:
     def steps(self) -> Generator[Token, None, None]:
         """The answer's tokens with their bytes, as they come."""
         with closing(self.llama._emit(self.call)) as emitted:
-            for token, row in emitted:
+            for token, row, source in emitted:
                 data = self._bytes_of(token)
                 self.ids.append(token)
-                yield Token(token, data, None if self.logprobs is None else Likely.of(row, token, self.logprobs))
+                yield Token(
+                    token, data, None if self.logprobs is None else Likely.of(row, token, self.logprobs), source
+                )
         if self.call.stats.finish_reason == "stop":
             self.progress.finish_reason = "stop"
 

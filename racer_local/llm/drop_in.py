@@ -185,7 +185,7 @@ class Llama(Parent):  # type: ignore[misc]
             prompt = list(tokens) if reset else [*self._input_ids.tolist(), *tokens]
             call = Call(prompt, settings, logits_processor or [], stopping_criteria, draft, end_tokens=frozenset())
             with closing(self._emit(call)) as emitted:
-                for token, _ in emitted:
+                for token, *_ in emitted:
                     yield token
 
         return self._turn.stream(ids)

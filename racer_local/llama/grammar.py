@@ -1,0 +1,67 @@
+"""From a JSON schema to the grammar that an answer keeps to, by the binding's converter; what it can't take is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from racer_local.errors import ConfigError
+
+MOST_REPEATS = 1000
+"""A count in a schema becomes so many copies of a rule."""
+MOST_DEPTH = 32
+MOST_GRAMMAR = 1 << 18
+"""Characters."""
+COUNTS = ("minLength", "maxLength", "minItems", "maxItems")
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+
+
+def grammar_of(schema: Mapping[str, Any] | bool) -> str:
+    """The GBNF of a JSON schema, its properties in the schema's order.
+
+    Raises ConfigError for a schema that is none, that is too large, or that holds what the converter does not know.
+    """
+    from llama_cpp.llama_grammar import json_schema_to_gbnf
+
+    names: dict[str, None] = {}
+    _look_through(schema, names, 0)
+    try:
+        text = str(json_schema_to_gbnf(json.dumps(schema), list(names)))
+    except RecursionError:
+        raise ConfigError("the JSON schema refers to itself in a way that has no end; give it an end") from None
+    except Exception as error:  # the converter raises whatever it comes across
+        raise ConfigError(f"the JSON schema can't be made a grammar ({_line(error)}); make it simpler") from error
+    if len(text) > MOST_GRAMMAR:
+        raise ConfigError(f"the JSON schema makes a grammar of {len(text)} characters; {MOST_GRAMMAR} are allowed")
+    return text
+
+
+def wrapped(grammar: str, before: str, after: str) -> str:
+    """A grammar with a text before and behind what it describes."""
+    lines = [f"inner{line[4:]}" if line.startswith("root ::=") else line for line in grammar.splitlines()]
+    return "\n".join([f"root ::= {_literal(before)} inner {_literal(after)}", *lines]) + "\n"
+
+
+def _look_through(schema: Any, names: dict[str, None], depth: int) -> None:
+    """Notes the names of properties in their order, and refuses what would take all memory."""
+    if depth > MOST_DEPTH:
+        raise ConfigError(f"the JSON schema is nested more than {MOST_DEPTH} deep; make it flatter")
+    if isinstance(schema, Mapping):
+        for key, value in schema.items():
+            if key in COUNTS and isinstance(value, (int, float)) and not 0 <= value <= MOST_REPEATS:
+                raise ConfigError(f"{key} is {value} in the JSON schema; it must be from 0 to {MOST_REPEATS}")
+            if key == "properties" and isinstance(value, Mapping):
+                names.update(dict.fromkeys(map(str, value)))
+            _look_through(value, names, depth + 1)
+    elif isinstance(schema, Sequence) and not isinstance(schema, str):
+        for value in schema:
+            _look_through(value, names, depth + 1)
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,0 +1,181 @@
+"""Tools that a model may call: how it is told of them, and how its calls are read out of its text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+Message = Mapping[str, Any]
+Tool = Mapping[str, Any]
+"""As OpenAI has it: {"type": "function", "function": {"name", "description", "parameters"}}."""
+
+INSTRUCTIONS = """You may call one or more functions to assist with the user query. Their signatures, in JSON:
+<tools>
+{tools}
+</tools>
+For each call return a JSON object with the function's name and arguments within <tool_call></tool_call> tags:
+<tool_call>
+{{"name": <function name>, "arguments": <arguments as a JSON object>}}
+</tool_call>"""
+
+
+class Call(NamedTuple):
+    name: str
+    arguments: str
+    """JSON."""
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a model writes a call down: JSON between two tags, or JSON alone."""
+
+    begin: str
+    end: str
+    arguments: str
+    """The key that they have beside "name"."""
+    native: bool
+    """Whether the chat template tells the model of the tools; else INSTRUCTIONS do."""
+
+    @classmethod
+    def of(cls, template: str) -> Style:
+        """Told by what a chat template has in it: Hermes and Qwen's tags, Mistral's list, Llama 3's object."""
+        if "tools" in template and "<tool_call>" in template and "<function=" not in template:
+            return cls("<tool_call>", "</tool_call>", "arguments", native=True)
+        if "tools" in template and "[TOOL_CALLS]" in template:
+            return cls("", "", "arguments", native=True)
+        if "tools" in template and '"parameters"' in template and "<tool_call>" not in template:
+            return cls("", "", "parameters", native=True)
+        return cls("<tool_call>", "</tool_call>", "arguments", native=False)
+
+    def schema(self, tools: Sequence[Tool]) -> dict[str, Any]:
+        """What the JSON of a call to one of these must be."""
+        calls = [
+            {
+                "type": "object",
+                "properties": {
+                    "name": {"const": tool["function"]["name"]},
+                    self.arguments: tool["function"].get("parameters") or {"type": "object"},
+                },
+                "required": ["name", self.arguments],
+            }
+            for tool in tools
+        ]
+        return calls[0] if len(calls) == 1 else {"anyOf": calls}
+
+    def written(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[dict[str, Any]]:
+        """The messages as the chat template takes them, with calls, results and tools in them."""
+        written = [_with_objects(message) for message in messages]
+        if self.native:
+            return written
+        texts = [self._as_text(message) for message in written]
+        if tools:
+            told = INSTRUCTIONS.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+            if texts and texts[0]["role"] == "system":
+                texts[0] = {**texts[0], "content": f"{texts[0]['content']}\n\n{told}"}
+            else:
+                texts.insert(0, {"role": "system", "content": told})
+        return texts
+
+    def _as_text(self, message: Message) -> dict[str, Any]:
+        if message["role"] == "tool":
+            return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+        calls = [
+            f"{self.begin}\n{json.dumps(call['function'], ensure_ascii=False)}\n{self.end}"
+            for call in message.get("tool_calls") or []
+        ]
+        content = "\n".join(filter(None, [message.get("content") or "", *calls]))
+        return {"role": message["role"], "content": content}
+
+
+class Reader:
+    """Takes the calls out of an answer's text as it comes.
+
+    >>> reader = Reader(Style.of(""), {"add"})
+    >>> reader.push("Well. <tool"), reader.push('_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
+    ('Well. ', '')
+    >>> reader.finish()
+    ('', [Call(name='add', arguments='{"a": 1}')])
+    """
+
+    def __init__(self, style: Style, names: Collection[str], *, inside: bool = False) -> None:
+        """`names`: of the tools; a call to another one stays text. `inside`: the text begins within a call."""
+        self._style, self._names, self._inside = style, names, inside
+        self._held = ""
+        self._calls: list[Call] = []
+        self._begun = False
+
+    def push(self, text: str) -> str:
+        """What of the text so far is certainly no call."""
+        self._held += text
+        if not self._style.begin:
+            bare = self._inside or (self._held.lstrip()[:1] in ("{", "[", "") and not self._begun)
+            return "" if bare else self._give(len(self._held))
+        shown = ""
+        while True:
+            if self._inside:
+                text, end, rest = self._held.partition(self._style.end)
+                if not end:
+                    return shown
+                shown += self._take(text, end)
+                self._held, self._inside = rest, False
+            at = self._held.find(self._style.begin)
+            if at < 0:
+                return shown + self._give(len(self._held) - self._may_begin())
+            shown += self._give(at)
+            self._held, self._inside = self._held[len(self._style.begin) :], True
+
+    def finish(self) -> tuple[str, list[Call]]:
+        """What is left of the text, and the calls in their order."""
+        rest, self._held = self._held, ""
+        if rest and (self._inside or not (self._style.begin or self._begun)):
+            rest = self._take(rest, "")
+        return ("" if self._calls and not rest.strip() else rest), self._calls
+
+    def _give(self, length: int) -> str:
+        given, self._held = self._held[:length], self._held[length:]
+        if self._calls and not given.strip():
+            return ""  # between two calls
+        self._begun = self._begun or bool(given.strip())
+        return given
+
+    def _take(self, text: str, end: str) -> str:
+        """Notes the calls in a text; what is none is given back."""
+        try:
+            found = json.loads(text)
+            items = found if isinstance(found, list) else [found]
+            calls = [self._call(item) for item in items]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return (self._style.begin if end else "") + text + end
+        self._calls += calls
+        return ""
+
+    def _call(self, item: Mapping[str, Any]) -> Call:
+        if item["name"] not in self._names:
+            raise KeyError(item["name"])
+        arguments = item.get("arguments", item.get("parameters", {}))
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments)
+        return Call(item["name"], json.dumps(arguments, ensure_ascii=False))
+
+    def _may_begin(self) -> int:
+        """Characters at the end that may be the beginning of a tag."""
+        tag = self._style.begin
+        return next((n for n in range(min(len(tag) - 1, len(self._held)), 0, -1) if tag.startswith(self._held[-n:])), 0)
+
+
+def _with_objects(message: Message) -> dict[str, Any]:
+    """A message whose calls have their arguments as objects, which templates write as JSON themselves."""
+    written = {**message, "content": message.get("content") or ""}
+    if not message.get("tool_calls"):
+        return written
+    calls = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        try:
+            arguments = json.loads(function["arguments"] or "{}")
+        except ValueError:
+            arguments = function["arguments"]
+        calls.append({**call, "function": {"name": function["name"], "arguments": arguments}})
+    return {**written, "tool_calls": calls}
