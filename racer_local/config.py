@@ -328,3 +328,76 @@ class DraftConfig:
     def needs_cost(self) -> bool:
         """Whether the drafter decides by what verifying costs."""
         return self.draft == "racer" and self.nodes > 1
+
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def parse_size(text: str, what: str) -> int:
+    """A number of bytes, with K, M or G behind it if you like. Raises ConfigError, naming the flag `what`."""
+    number, unit = text[:-1], text[-1:].upper()
+    factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(unit)
+    if factor is None:
+        number, factor = text, 1
+    if not (number.isascii() and number.isdecimal() and int(number)):
+        raise ConfigError(f"{what} is {text!r}; it must be a number of bytes such as 500000, 200K, 64M or 2G")
+    return int(number) * factor
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """What the server listens to, and how much it lets one client ask for."""
+
+    host: str = _setting("127.0.0.1", "address to listen on; any but this machine's own demands a key", metavar="ADDR")
+    port: int = _setting(8080, "port to listen on; 0 takes a free one")
+    api_keys: tuple[str, ...] = _setting(
+        (),
+        "a key that a client must have; may be repeated, and what one key teaches the drafter serves no other "
+        "(also: $RACER_LOCAL_API_KEYS, with commas between)",
+        flag="api-key",
+        metavar="KEY",
+    )
+    queue: int = _setting(32, "requests that wait at most; more are told to try again later (429)")
+    grace: float = _setting(30.0, "seconds that a running answer has when the server is told to stop")
+    max_ram: str | None = _setting(None, "memory of all loaded models together, for example 8G", metavar="SIZE")
+    max_body: str = _setting("4M", "size of a request", metavar="SIZE")
+    max_n: int = _setting(8, "answers of one request")
+    most_tokens: int = _setting(8192, "tokens that a request may ask for", flag="limit-tokens")
+    folders: tuple[str, ...] = _setting(
+        (),
+        "a folder of which clients may have an index made (POST /v1/corpora); may be repeated",
+        flag="folder",
+        metavar="DIR",
+    )
+    cors: tuple[str, ...] = _setting(
+        (), "a web page's origin whose scripts may use the server; may be repeated", metavar="ORIGIN"
+    )
+
+    def __post_init__(self) -> None:
+        _check("port", self.port, 0, 65535)
+        _check("queue", self.queue, 1, 10_000)
+        _check("grace", self.grace, 0, 3600)
+        _check("max_n (--max-n)", self.max_n, 1, 1000)
+        _check("most_tokens (--limit-tokens)", self.most_tokens, 1, 1 << 24)
+        if any(len(key) < 8 or not key.isascii() or not key.isprintable() or " " in key for key in self.api_keys):
+            raise ConfigError("an --api-key must have 8 or more printable ASCII characters and no blank")
+        if self.host not in LOOPBACK and not self.api_keys:
+            raise ConfigError(
+                f"on {self.host} everybody who reaches this machine could use the server; give it an --api-key, "
+                f"or leave out --host"
+            )
+        for folder in self.folders:
+            if not Path(folder).expanduser().is_dir():
+                raise ConfigError(f"--folder {folder} is no folder; name one that exists")
+        for origin in self.cors:
+            if "://" not in origin or origin.endswith("/"):
+                raise ConfigError(f"--cors {origin!r} must be an origin such as http://localhost:3000")
+        self.body_bytes, self.ram_bytes  # noqa: B018  (to be checked now)
+
+    @property
+    def body_bytes(self) -> int:
+        return parse_size(self.max_body, "max_body (--max-body)")
+
+    @property
+    def ram_bytes(self) -> int | None:
+        return None if self.max_ram is None else parse_size(self.max_ram, "max_ram (--max-ram)")

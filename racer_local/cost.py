@@ -80,6 +80,11 @@ class VerifyCost:
         """[MAX_NODES + 1] T(n) / T(1), as it is now; relative[0] says nothing."""
         return self._drift.relative
 
+    @property
+    def plain_seconds(self) -> float:
+        """T(1) as it is now: a plain forward."""
+        return float(np.exp(self._drift.measured[1] + self._drift.state[0]))
+
     def correct(self, n: int, seconds: float) -> None:
         """A step with a tree of n nodes took so long.
 

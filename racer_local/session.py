@@ -98,6 +98,11 @@ class Session:
         """T(n), where the drafter decides by it."""
         return self._racer.cost
 
+    @property
+    def memory_bytes(self) -> int:
+        """About what model, context and drafter take."""
+        return self.model.memory_bytes(self.target.n_ctx) + self._racer.memory_bytes
+
     def answer(
         self,
         prompt: str | Tokens | Sequence[Message],

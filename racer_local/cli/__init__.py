@@ -15,7 +15,7 @@ from typing import NoReturn
 from racer_local import __version__
 from racer_local.errors import RacerError
 
-COMMANDS = ("generate", "models", "index", "profile", "doctor", "bench")
+COMMANDS = ("generate", "serve", "models", "index", "profile", "doctor", "bench")
 
 
 class _Parser(argparse.ArgumentParser):

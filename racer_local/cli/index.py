@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from racer_local import models
 from racer_local.cli.options import check_output
+from racer_local.config import parse_size
 from racer_local.errors import ConfigError, CorpusError
 from racer_local.models import readable_size
 
@@ -192,7 +193,7 @@ def _files(args: argparse.Namespace) -> tuple[list[Found], Counter[str]]:
     if args.max_tokens is not None and args.max_tokens < 2:
         raise ConfigError("--max-tokens must be at least 2")
     skipped: Counter[str] = Counter()
-    return list(walk(args.paths, max_bytes=_bytes(args.max_file_size), skipped=skipped)), skipped
+    return list(walk(args.paths, max_bytes=parse_size(args.max_file_size, "--max-file-size"), skipped=skipped)), skipped
 
 
 def _collect(
@@ -249,17 +250,6 @@ def _print_summary(done: str, part: Part, skipped: Counter[str], path: Path) -> 
 def _reasons(skipped: Counter[str]) -> str:
     reasons = ", ".join(f"{count} {reason}" for reason, count in skipped.most_common() if count)
     return f"; skipped {reasons}" if reasons else ""
-
-
-def _bytes(text: str) -> int:
-    """A number of bytes, with K, M or G behind it if you like."""
-    number, unit = text[:-1], text[-1:].upper()
-    factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(unit)
-    if factor is None:
-        number, factor = text, 1
-    if not (number.isascii() and number.isdecimal() and int(number)):
-        raise ConfigError(f"--max-file-size is {text!r}; it must be a number of bytes such as 500000, 200K, 64M or 2G")
-    return int(number) * factor
 
 
 def _printable(name: str) -> str:

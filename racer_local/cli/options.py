@@ -34,9 +34,16 @@ def from_args(config: type[T], args: argparse.Namespace, **more: Any) -> T:
     return config(**{**given, **more})
 
 
-def add_model(parser: argparse.ArgumentParser, *configs: type, without: tuple[str, ...] = ()) -> None:
+def add_model(
+    parser: argparse.ArgumentParser, *configs: type, without: tuple[str, ...] = (), several: bool = False
+) -> None:
     """The flags of a command that opens a model: how to load it, and the settings of these config classes but some."""
-    parser.add_argument("-m", "--model", required=True, help="a GGUF file, or a name from: racer-local models list")
+    what = "a GGUF file, or a name from: racer-local models list"
+    if several:
+        more = "; NAME=FILE gives it a name; may be repeated, the others are loaded when they are asked for"
+        parser.add_argument("-m", "--model", required=True, action="append", help=what + more)
+    else:
+        parser.add_argument("-m", "--model", required=True, help=what)
     add_settings(parser, ModelConfig, *configs, without=without)
     for owner in ("model", "context"):
         parser.add_argument(

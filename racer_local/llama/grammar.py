@@ -1,4 +1,4 @@
-"""From a JSON schema to the grammar that an answer keeps to, by the binding's converter; what it can't take is refused."""
+"""From a JSON schema to the grammar that an answer keeps to, by the binding's converter; refuses what it can't take."""
 
 from __future__ import annotations
 

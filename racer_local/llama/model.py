@@ -82,6 +82,14 @@ class Model(Vocabulary):
             "cpu": cpu_model(),
         }
 
+    def memory_bytes(self, n_ctx: int) -> int:
+        """About what the weights and a context of n_ctx tokens take (keys and values in 16 bits)."""
+        lib, handle = self._lib, self.handle
+        width = lib.llama_model_n_embd(handle) // max(1, lib.llama_model_n_head(handle))
+        head = int(self.metadata("{arch}.attention.key_length") or width)
+        token = 2 * 2 * head * lib.llama_model_n_head_kv(handle) * lib.llama_model_n_layer(handle)
+        return int(lib.llama_model_size(handle) + token * n_ctx)
+
     @property
     def chat_template(self) -> str | None:
         """The Jinja chat template that the file carries."""

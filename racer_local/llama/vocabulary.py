@@ -138,6 +138,27 @@ class Vocabulary:
         special = self._lib.LLAMA_TOKEN_ATTR_CONTROL | self._lib.LLAMA_TOKEN_ATTR_UNKNOWN
         return bool(self._lib.llama_vocab_get_attr(self.vocab, token) & special)
 
+    def metadata(self, key: str) -> str | None:
+        """A value of the file's metadata (llama_model_meta_val_str); `{arch}` in the key is the architecture."""
+        if "{arch}" in key:
+            key = key.replace("{arch}", self.metadata("general.architecture") or "")
+        buffer = ctypes.create_string_buffer(256)
+        n = self._lib.llama_model_meta_val_str(self.handle, key.encode(), buffer, len(buffer))
+        return buffer.value.decode("utf-8", "replace") if n >= 0 else None
+
+    @property
+    def infill(self) -> tuple[int, int, int] | None:
+        """The tokens before a prefix, a suffix and the middle to be filled in, of a model that has learned it."""
+        lib, vocab = self._lib, self.vocab
+        tokens = tuple(f(vocab) for f in (lib.llama_vocab_fim_pre, lib.llama_vocab_fim_suf, lib.llama_vocab_fim_mid))
+        return None if min(tokens) < 0 else tokens
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the model is one for embeddings: its file says how to pool a text's into one."""
+        pooling = self.metadata("{arch}.pooling_type")
+        return pooling is not None and pooling != "0"
+
     @property
     def bos(self) -> str:
         return self._special_text(self._lib.llama_vocab_bos(self.vocab))

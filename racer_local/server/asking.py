@@ -1,0 +1,171 @@
+"""From a request to an answer's pieces: what runs on the thread that owns the models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, NamedTuple
+
+from racer_local.config import SamplingConfig
+from racer_local.errors import ConfigError
+from racer_local.llama import render_chat
+from racer_local.llama.grammar import ANY_OBJECT, grammar_of, wrapped
+from racer_local.pieces import Piece
+from racer_local.server.errors import ApiError
+from racer_local.server.requests import ChatRequest, CompletionRequest, RacerOptions, Sampling, ToolChoice
+from racer_local.server.work import Job
+from racer_local.session import Session
+from racer_local.stats import GenerationStats
+from racer_local.tools import Style
+from racer_local.tree import Source
+
+Corpora = Callable[[Sequence[str]], list[str]]
+"""From the ids of indexes to their files."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a model is asked, in its own tokens."""
+
+    prompts: list[list[int]]
+    grammar: str | None = None
+    style: Style | None = None
+    """Of the calls that the answer may hold; None: there are no tools."""
+    inside_call: bool = False
+    """Whether the prompt ends within a call."""
+
+
+@dataclass
+class Asked:
+    """A request on its way, and what is known of it on both threads."""
+
+    request: Sampling
+    prepare: Callable[[Session], Prepared]
+    most: int | None
+    likely: int | None
+    owner: str
+    prepared: Prepared = field(default_factory=lambda: Prepared([]))
+    plain_seconds: float | None = None
+    """Of a plain forward, as estimated."""
+    texts: dict[int, bytes] = field(default_factory=dict)
+    """Of the tokens that are told of: the model may be closed by the time that they are."""
+
+    def know(self, session: Session, tokens: Iterable[int]) -> None:
+        """Take the texts of these tokens in."""
+        for token in tokens:
+            if token not in self.texts:
+                self.texts[token] = session.model.piece(token)
+
+
+class Said(NamedTuple):
+    """A piece of the answer of this number."""
+
+    number: int
+    piece: Piece
+    stats: GenerationStats
+
+
+class Ended(NamedTuple):
+    number: int
+    stats: GenerationStats
+
+
+def answer(job: Job, session: Session, asked: Asked, default: SamplingConfig, corpora: Corpora) -> None:
+    """Answer each prompt as often as is asked, one after the other. Raises what `ApiError.of` knows."""
+    request = asked.request
+    draft = session.for_answer(*_drafts(request, corpora))
+    prepared = asked.prepare(session)
+    asked.prepared = prepared
+    if getattr(request, "echo", False):
+        asked.know(session, chain.from_iterable(prepared.prompts))
+    times = request.n or 1
+    for number in range(len(prepared.prompts) * times):
+        stats = GenerationStats()
+        stream = session.stream(
+            prepared.prompts[number // times],
+            sampling=request.sampling(default, number % times, prepared.grammar),
+            max_tokens=asked.most,
+            stop=request.stops,
+            likely=asked.likely,
+            draft=draft,
+            owner=asked.owner,
+            stats=stats,
+            cancelled=job.is_cancelled,
+        )
+        with closing(stream):
+            for piece in stream:
+                if job.cancelled:
+                    break
+                if asked.likely:
+                    asked.know(session, (i for token in piece.tokens if token.likely for i, _ in token.likely.top))
+                last = piece.tokens[-1] if piece.tokens else None
+                asked.plain_seconds = session.cost.plain_seconds if session.cost else None
+                job.tell(Said(number, piece, stats), ends_step=last is None or last.source is Source.ROOT)
+        if job.cancelled:
+            return
+        job.tell(Ended(number, stats))
+
+
+def _drafts(request: Sampling, corpora: Corpora) -> tuple[bool | Mapping[str, Any] | None, list[str] | None]:
+    """The `racer` and `corpora` arguments of an answer."""
+    options = request.racer
+    if not isinstance(options, RacerOptions):
+        return options, None
+    names = ("draft", "max_nodes", "exact")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    return given, None if options.corpora is None else corpora(options.corpora)
+
+
+def prepare_chat(session: Session, request: ChatRequest) -> Prepared:
+    """The prompt of a chat, and the grammar that its answer keeps to where a schema or a call is asked for."""
+    choice, form = request.tool_choice or ("auto" if request.tools else "none"), request.response_format
+    tools = [tool.model_dump(exclude_none=True) for tool in request.tools or []] if choice != "none" else []
+    prompt = render_chat(session.model, [message.plain() for message in request.messages], tools)
+    constrained = form is not None and form.type != "text"
+    if choice in ("none", "auto"):
+        grammar = None
+        if constrained and form is not None:
+            schema = form.json_schema.schema_ if form.json_schema else None
+            grammar = grammar_of(ANY_OBJECT if schema is None else schema)
+        style = Style.of(session.model.chat_template or "") if tools else None
+        return Prepared([prompt], grammar, style)
+    if constrained:
+        raise ConfigError("an answer can't be a call and of a response_format at once; leave out one of them")
+    if isinstance(choice, ToolChoice):
+        tools = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
+    style = Style.of(session.model.chat_template or "")
+    grammar = grammar_of(style.schema(tools))
+    if style.begin:
+        prompt += session.model.tokenize(f"{style.begin}\n", parse_special=True)
+        grammar = wrapped(grammar, "", f"\n{style.end}")
+    return Prepared([prompt], grammar, style, inside_call=True)
+
+
+def prepare_completion(session: Session, request: CompletionRequest) -> Prepared:
+    """Prompts of a completion: texts, or token ids as they are."""
+    model, prompt = session.model, request.prompt
+
+    def tokens_of(text: str) -> list[int]:
+        return model.tokenize(text, add_special=True, parse_special=request.parse_special)
+
+    if request.suffix is not None:
+        if model.infill is None:
+            raise ConfigError("this model was not trained to fill in; leave out suffix, or name another model")
+        before, behind, middle = model.infill
+        return Prepared(
+            [[before, *model.tokenize(str(prompt)), behind, *model.tokenize(request.suffix), middle]],
+        )
+    listed: list[Any] = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
+    return Prepared([tokens_of(each) if isinstance(each, str) else each for each in listed])
+
+
+def check_limits(request: Sampling, most: int | None, max_n: int, most_tokens: int) -> None:
+    """Raises ApiError where more is asked for than the server gives to one request."""
+    if (request.n or 1) > max_n:
+        raise ApiError(400, f"n is {request.n}; this server gives up to {max_n} (--max-n)", param="n")
+    if most is not None and most > most_tokens:
+        raise ApiError(
+            400, f"max_tokens is {most}; this server allows up to {most_tokens} (--limit-tokens)", param="max_tokens"
+        )
