@@ -216,7 +216,7 @@ class SamplingConfig:
     @property
     def likeliest(self) -> bool:
         """Whether each token is the likeliest of its row as the model gives it."""
-        return self.greedy and not (self.penalizes or self.logit_bias or self.grammar)
+        return self.greedy and not (self.penalizes or self.logit_bias) and self.grammar is None
 
     @property
     def seeded(self) -> bool:

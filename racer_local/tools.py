@@ -120,11 +120,11 @@ class Reader:
                     return shown
                 shown += self._take(text, end)
                 self._held, self._inside = rest, False
-            at = self._held.find(self._style.begin)
-            if at < 0:
+            before, begin, rest = self._held.partition(self._style.begin)
+            if not begin:
                 return shown + self._give(len(self._held) - self._may_begin())
-            shown += self._give(at)
-            self._held, self._inside = self._held[len(self._style.begin) :], True
+            shown += "" if self._between_calls(before) else before
+            self._held, self._inside = rest, True
 
     def finish(self) -> tuple[str, list[Call]]:
         """What is left of the text, and the calls in their order."""
@@ -134,11 +134,15 @@ class Reader:
         return ("" if self._calls and not rest.strip() else rest), self._calls
 
     def _give(self, length: int) -> str:
-        given, self._held = self._held[:length], self._held[length:]
-        if self._calls and not given.strip():
-            return ""  # between two calls
+        given = self._held[:length]
+        if self._between_calls(given):
+            return ""
+        self._held = self._held[length:]
         self._begun = self._begun or bool(given.strip())
         return given
+
+    def _between_calls(self, text: str) -> bool:
+        return bool(self._calls) and not text.strip()
 
     def _take(self, text: str, end: str) -> str:
         """Notes the calls in a text; what is none is given back."""

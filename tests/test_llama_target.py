@@ -532,3 +532,32 @@ def test_an_encoder_is_refused_as_a_generator(tiny, monkeypatch):
     monkeypatch.setattr(library.init(), "llama_get_memory", lambda context: None)
     with pytest.raises(ModelError, match="has no memory of a text"):
         LlamaTarget(tiny, EXACT)
+
+
+def test_a_prompts_forward_stops_midway_and_the_cache_holds_what_was_evaluated(tiny):
+    """llama_set_abort_callback: within one batch, not only between two."""
+    tokens, asked = [1, *range(260, 310)] * 8, [0]
+
+    def after(n):
+        def cancelled():
+            asked[0] += 1
+            return asked[0] > n
+
+        return cancelled
+
+    with LlamaTarget(tiny, ContextConfig(n_ctx=512, threads=1, n_batch=128)) as target:
+        target.prefill(tokens)
+        want = target.evaluate(DraftTree.lone(5)).copy()
+        target.commit([])
+        held = []
+        for n in (0, 5, 70, 100, 150):
+            target.clear()
+            asked[0] = 0
+            target.prefill(tokens, cancelled=after(n))
+            assert asked[0] == n + 1
+            held.append(len(target.held))
+            assert target.held == tokens[: held[-1]]
+            assert target.prefill(tokens) == held[-1]
+            assert np.array_equal(target.evaluate(DraftTree.lone(5)), want)
+            target.commit([])
+    assert held == [0, 0, 128, 256, 384]

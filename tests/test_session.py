@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 
 import pytest
 
@@ -9,6 +10,7 @@ from racer_local.errors import ConfigError, ModelError
 from racer_local.llama import Model, render_chat
 from racer_local.session import Answer, Drawn, Session, first_difference
 from racer_local.stats import GenerationStats
+from racer_local.tree import Source
 
 EXACT = ContextConfig(n_ctx=256, threads=1, flash_attn="on", kv_type="bf16")
 
@@ -103,3 +105,65 @@ def test_the_first_difference_is_between_draws_the_end_token_included():
     assert first_difference(plain, same) is None
     difference = first_difference(plain, ended)
     assert (difference.index, difference.tokens, difference.gap) == (1, (5, 2), 1.0)
+
+
+def test_pieces_tell_tokens_sources_and_where_steps_end(tiny):
+    stats = GenerationStats()
+    with open_session(tiny) as session:
+        pieces = list(session.stream("seven eight", max_tokens=60, stats=stats, likely=2))
+    tokens = [token for piece in pieces for token in piece.tokens]
+    assert len(tokens) == stats.emitted == 60
+    assert sum(token.source is Source.ROOT for token in tokens) in (stats.steps, stats.steps - 1)
+    accepted = Counter(token.source.name.lower() for token in tokens if token.source is not Source.ROOT)
+    assert accepted == {name: count for name, count in stats.accepted_by_source.items() if count}
+    assert stats.accepted > 0
+    assert all(token.likely.top[0][0] == token.id and token.likely.logprob < 0 for token in tokens)  # greedy
+
+
+def test_a_stop_string_ends_a_session_answer_and_is_no_part_of_it(tiny):
+    with open_session(tiny) as session:
+        whole = session.answer("x y", max_tokens=60).text
+        stop = whole[10]
+        cut = session.answer("x y", max_tokens=60, stop=[stop])
+    assert cut.text == whole[: whole.index(stop)]
+    assert cut.stats.finish_reason == "stop"
+
+
+def test_closing_a_stream_early_frees_the_session_at_once(tiny):
+    with open_session(tiny) as session:
+        whole = session.answer("x y", max_tokens=40).token_ids
+        stream = session.stream("x y", max_tokens=40)
+        next(stream)
+        stream.close()
+        assert session.answer("x y", max_tokens=40).token_ids == whole
+
+
+def test_what_one_owner_taught_drafts_for_no_other(tiny):
+    def ask(session, owner):
+        stats = GenerationStats()
+        list(session.stream("x y", max_tokens=60, stats=stats, owner=owner))
+        return stats.steps, stats.cached_tokens
+
+    with open_session(tiny) as session:
+        first, again, other = ask(session, "a"), ask(session, "a"), ask(session, "b")
+        assert again[0] < first[0]
+        assert again[1] > 0
+        assert other == first
+        assert ask(session, "a") == (again[0], 0)  # it knows still, and its prompt is not cached any more
+
+
+def test_the_owner_who_asked_longest_ago_is_forgotten_first(tiny, monkeypatch):
+    monkeypatch.setattr("racer_local.racing.OWNERS", 2)
+    with open_session(tiny) as session:
+
+        def steps(owner):
+            stats = GenerationStats()
+            list(session.stream("x y", max_tokens=60, stats=stats, owner=owner))
+            return stats.steps
+
+        first = steps("a")
+        steps("b")
+        assert steps("a") < first
+        steps("c")  # b goes
+        assert steps("a") < first
+        assert steps("b") == first

@@ -174,7 +174,7 @@ def _open_grammar(lib: Any, vocabulary: Vocabulary, grammar: str) -> Any:
     """A sampler that allows what a grammar does (llama_sampler_init_grammar). Raises ConfigError."""
     library.forget_errors()
     handle = lib.llama_sampler_init_grammar(vocabulary.vocab, grammar.encode("utf-8"), b"root")
-    if not handle:
+    if not handle or not grammar.strip():  # an empty one allows everything
         raise ConfigError(f"the grammar can't be used: {library.cause()}; make it simpler, or correct it")
     return handle
 
