@@ -107,9 +107,13 @@ def test_what_the_work_raises_is_raised_behind_its_words():
     async def main(worker):
         job, heard = Job("", fail), []
         worker.submit(job)
-        with pytest.raises(ApiError, match="no"):
+
+        async def listen():
             async for words in job.words():
-                heard += words
+                heard.extend(words)
+
+        with pytest.raises(ApiError, match="no"):
+            await listen()
         assert heard == ["said"]
         after = Job("", lambda job: job.tell("fine"))
         worker.submit(after)

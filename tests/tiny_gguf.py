@@ -43,6 +43,7 @@ def write_tiny_gguf(
     arch: str = "llama",
     vocab_only: bool = False,
     window: int = 32,
+    pooling: int = 0,
 ) -> Path:
     """Writes the model and returns its path.
 
@@ -51,11 +52,14 @@ def write_tiny_gguf(
     layers with a state and layers with attention by turns; lfm2's state can be taken back), or any other name, which
     gets llama's tensors.
     vocab_only: metadata and vocabulary without a tensor.
+    pooling: llama_pooling_type of a model for embeddings; 1 is the mean.
     """
     writer = gguf.GGUFWriter(path, arch)
     _add_hyperparameters(writer, arch, n_layer, n_vocab)
     if arch == "gemma3":
         writer.add_sliding_window(window)
+    if pooling:
+        writer.add_pooling_type(gguf.PoolingType(pooling))
     _add_vocabulary(writer, n_vocab)
     if not vocab_only:
         tensors = {"mamba": _mamba, "gemma3": _gemma3, "lfm2": _lfm2, "jamba": _jamba}.get(arch, _llama)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from racer_local.config import ContextConfig, ModelConfig
 from racer_local.errors import ContextFullError, ModelError
 from racer_local.llama import library
-from racer_local.llama.vocabulary import check_file, why_not
+from racer_local.llama.vocabulary import Vocabulary, why_not
 
 MOST_TOKENS = 2048
 """Of one text, where the context is not given: a pooled text is one forward."""
@@ -21,13 +21,15 @@ class Embedder:
 
     def __init__(self, path: Path, model: ModelConfig | None = None, context: ContextConfig | None = None) -> None:
         context = context or ContextConfig()
-        check_file(path)
+        with Vocabulary(path) as facts:
+            pooling = facts.pooling
         library.forget_errors()
         most = context.n_ctx or MOST_TOKENS
         try:
             self._llama = library.init().Llama(
                 str(path),
                 embedding=True,
+                pooling_type=pooling,
                 n_ctx=most,
                 n_batch=most,
                 n_ubatch=most,

@@ -108,6 +108,8 @@ class ChainSampler:
         self.seed = fresh_seed(config.seed)
         self._lib = library.init()
         self._candidates, self._n_vocab = Candidates(n_vocab), n_vocab
+        if beyond := [token for token in config.logit_bias if not 0 <= token < n_vocab]:
+            raise ConfigError(f"logit_bias: token {beyond[0]} is not in the vocabulary (0 to {n_vocab - 1})")
         self._grammar = None
         if config.grammar is not None:
             if vocabulary is None:

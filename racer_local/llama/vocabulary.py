@@ -154,10 +154,10 @@ class Vocabulary:
         return None if min(tokens) < 0 else tokens
 
     @property
-    def embeds(self) -> bool:
-        """Whether the model is one for embeddings: its file says how to pool a text's into one."""
-        pooling = self.metadata("{arch}.pooling_type")
-        return pooling is not None and pooling != "0"
+    def pooling(self) -> int:
+        """How the file says to pool a text's embeddings into one (llama_pooling_type); 0: it is no model for that."""
+        kind = self.metadata("{arch}.pooling_type")
+        return int(kind) if kind else 0
 
     @property
     def bos(self) -> str:

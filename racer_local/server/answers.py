@@ -156,7 +156,7 @@ class Answers:
 
     def _live(self, pieces: Sequence[Piece], stats: GenerationStats) -> dict[str, Any]:
         return {
-            "sources": [[piece.text, _source(piece)] for piece in pieces],
+            "sources": [told for piece in pieces for told in _sources(piece)],
             "emitted": stats.emitted,
             "steps": stats.steps,
             "decode_seconds": round(stats.decode_seconds, 6),
@@ -249,10 +249,12 @@ class TextAnswers(Answers):
         return None if self._asked.likely is None else describe(tokens, self._text, offset)
 
 
-def _source(piece: Piece) -> str | None:
-    """Which source drafted a piece: its last token's; None for what ends a step."""
-    source = piece.tokens[-1].source if piece.tokens else Source.ROOT
-    return None if source is Source.ROOT else source.name.lower()
+def _sources(piece: Piece) -> Iterator[tuple[str, str | None]]:
+    """For each token its text, that of a shared character with the last one, and the source that drafted it; None for
+    what ends a step."""
+    for place, token in enumerate(piece.tokens, 1):
+        text = piece.text if place == len(piece.tokens) else ""
+        yield text, None if token.source is Source.ROOT else token.source.name.lower()
 
 
 def _as_tool_call(call: Call) -> dict[str, Any]:

@@ -170,7 +170,14 @@ def _event(data: Any) -> str:
 
 def make_app(server: Server) -> Any:
     """The application, guarded."""
-    app = FastAPI(title="racer_local", version=__version__, docs_url=None, redoc_url=None, responses=ERRORS)
+    app = FastAPI(
+        title="racer_local",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        responses=ERRORS,
+        redirect_slashes=False,
+    )
     _add_errors(app)
     _add_completions(app, server)
     _add_facts(app, server)
@@ -211,10 +218,11 @@ def _told(error: Mapping[str, Any]) -> str:
     """One error of a request's form, in one line."""
     if error["type"] == "json_invalid":
         return f"the body is no JSON (from character {error['loc'][-1]} on)"
-    where = ".".join(str(part) for part in error["loc"][1:])
-    if not where:
+    if error["type"] == "model_attributes_type" and len(error["loc"]) == 1:
         return "the body must be a JSON object, with the header Content-Type: application/json"
-    return f"{where}: " + ("there is no such field" if error["type"] == "extra_forbidden" else error["msg"])
+    where = "".join(f"{part}: " for part in [".".join(map(str, error["loc"][1:]))] if part)
+    what = "there is no such field" if error["type"] == "extra_forbidden" else error["msg"]
+    return where + what.removeprefix("Value error, ")
 
 
 def _failed(error: ApiError) -> Response:
@@ -276,7 +284,7 @@ def _base64(vector: Any) -> str:
 def _add_facts(app: FastAPI, server: Server) -> None:
     def fact(name: str) -> dict[str, Any]:
         parked = server.garage.models[name]
-        head = {"id": name, "object": "model", "created": int(parked.path.stat().st_mtime), "owned_by": "racer_local"}
+        head = {"id": name, "object": "model", "created": parked.created, "owned_by": "racer_local"}
         return {**head, "n_ctx": parked.n_ctx, "loaded": parked.loaded}
 
     @app.get("/v1/models")

@@ -24,6 +24,8 @@ class Parked:
     """A model, loaded or not."""
 
     path: Path
+    created: int
+    """When the file was written, in seconds."""
     session: Session | None = None
     embedder: Embedder | None = None
 
@@ -62,7 +64,7 @@ class Garage:
         most_bytes: int | None,
         notify: Callable[[str], object],
     ) -> None:
-        self._parked = {name: Parked(path) for name, path in paths.items()}
+        self._parked = {name: Parked(path, int(path.stat().st_mtime)) for name, path in paths.items()}
         self._model, self._context, self._draft = model, context, draft
         self._most, self._notify = most_bytes, notify
         self._used: list[str] = []
@@ -117,7 +119,7 @@ class Garage:
 
     def _open(self, parked: Parked) -> None:
         with Vocabulary(parked.path) as facts:
-            embeds = facts.embeds
+            embeds = facts.pooling > 0
         if embeds:
             parked.embedder = Embedder(parked.path, self._model, self._context)
             return

@@ -49,6 +49,11 @@ class Guard:
 
         async def sending(message: MutableMapping[str, Any]) -> None:
             nonlocal status, begun
+            if body.is_too_large:  # whatever the application made of that
+                if not begun:
+                    status, begun = 413, True
+                    await _refuse(_too_large(self._config.body_bytes), send)
+                return
             if message["type"] == "http.response.start":
                 status, begun = message["status"], True
                 message["headers"] = [*message.get("headers", []), *SAFETY]
@@ -60,7 +65,8 @@ class Guard:
             await self._app(scope, body, sending)
         except ApiError as error:
             if not begun:
-                await _refuse(error, sending)
+                status = error.status
+                await _refuse(error, send)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self._metrics.requests.labels(route, str(status)).inc()
@@ -110,9 +116,13 @@ class _Body:
     async def __call__(self) -> MutableMapping[str, Any]:
         message = await self._receive()
         self._seen += len(message.get("body", b""))
-        if self._seen > self._most:
+        if self.is_too_large:
             raise _too_large(self._most)
         return message
+
+    @property
+    def is_too_large(self) -> bool:
+        return self._seen > self._most
 
 
 def _too_large(most: int) -> ApiError:
@@ -123,5 +133,5 @@ async def _refuse(error: ApiError, send: Send) -> None:
     body = json.dumps(error.body).encode()
     headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
     raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": raw})
+    await send({"type": "http.response.start", "status": error.status, "headers": [*raw, *SAFETY]})
     await send({"type": "http.response.body", "body": body})
