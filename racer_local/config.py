@@ -361,11 +361,11 @@ class ServerConfig:
     grace: float = _setting(30.0, "seconds that a running answer has when the server is told to stop")
     max_ram: str | None = _setting(None, "memory of all loaded models together, for example 8G", metavar="SIZE")
     max_body: str = _setting("4M", "size of a request", metavar="SIZE")
-    max_n: int = _setting(8, "answers of one request")
+    max_n: int = _setting(32, "answers of one request: its prompts times n")
     most_tokens: int = _setting(8192, "tokens that a request may ask for", flag="limit-tokens")
     folders: tuple[str, ...] = _setting(
         (),
-        "a folder of which clients may have an index made (POST /v1/corpora); may be repeated",
+        "a folder of which clients may have an index made (POST /v1/corpora), which all keys share; may be repeated",
         flag="folder",
         metavar="DIR",
     )

@@ -51,18 +51,13 @@ class Style:
 
     def schema(self, tools: Sequence[Tool]) -> dict[str, Any]:
         """What the JSON of a call to one of these must be."""
-        calls = [
-            {
-                "type": "object",
-                "properties": {
-                    "name": {"const": tool["function"]["name"]},
-                    self.arguments: tool["function"].get("parameters") or {"type": "object"},
-                },
-                "required": ["name", self.arguments],
-            }
-            for tool in tools
-        ]
-        return calls[0] if len(calls) == 1 else {"anyOf": calls}
+        calls, parameters = [], {}
+        for number, tool in enumerate(tools):
+            place = f"tool{number}"
+            parameters[place] = _moved(tool["function"].get("parameters") or {"type": "object"}, f"#/$defs/{place}")
+            properties = {"name": {"const": tool["function"]["name"]}, self.arguments: {"$ref": f"#/$defs/{place}"}}
+            calls.append({"type": "object", "properties": properties, "required": [*properties]})
+        return {**(calls[0] if len(calls) == 1 else {"anyOf": calls}), "$defs": parameters}
 
     def written(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[dict[str, Any]]:
         """The messages as the chat template takes them, with calls, results and tools in them."""
@@ -105,6 +100,8 @@ class Reader:
         self._held = ""
         self._calls: list[Call] = []
         self._begun = False
+        self._opened = False
+        """Whether the tag of the call that is being read stood in the text."""
 
     def push(self, text: str) -> str:
         """What of the text so far is certainly no call."""
@@ -119,12 +116,13 @@ class Reader:
                 if not end:
                     return shown
                 shown += self._take(text, end)
+                self._opened = False
                 self._held, self._inside = rest, False
             before, begin, rest = self._held.partition(self._style.begin)
             if not begin:
                 return shown + self._give(len(self._held) - self._may_begin())
             shown += "" if self._between_calls(before) else before
-            self._held, self._inside = rest, True
+            self._held, self._inside, self._opened = rest, True, True
 
     def finish(self) -> tuple[str, list[Call]]:
         """What is left of the text, and the calls in their order."""
@@ -147,11 +145,13 @@ class Reader:
     def _take(self, text: str, end: str) -> str:
         """Notes the calls in a text; what is none is given back."""
         try:
-            found = json.loads(text)
+            found = _parse(text)
             items = found if isinstance(found, list) else [found]
             calls = [self._call(item) for item in items]
         except (ValueError, TypeError, KeyError, RecursionError):
-            return (self._style.begin if end else "") + text + end
+            calls = []
+        if not calls:
+            return (self._style.begin if self._opened else "") + text + end
         self._calls += calls
         return ""
 
@@ -160,13 +160,35 @@ class Reader:
             raise KeyError(item["name"])
         arguments = item.get("arguments", item.get("parameters", {}))
         if isinstance(arguments, str):
-            arguments = json.loads(arguments)
+            arguments = _parse(arguments)
+        if not isinstance(arguments, dict):
+            raise TypeError("arguments are an object")
         return Call(item["name"], json.dumps(arguments, ensure_ascii=False))
 
     def _may_begin(self) -> int:
         """Characters at the end that may be the beginning of a tag."""
         tag = self._style.begin
         return next((n for n in range(min(len(tag) - 1, len(self._held)), 0, -1) if tag.startswith(self._held[-n:])), 0)
+
+
+def _moved(schema: Any, root: str) -> Any:
+    """A schema whose references to its own root are to `root`."""
+    if isinstance(schema, Mapping):
+        moved = {key: _moved(value, root) for key, value in schema.items()}
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and reference.startswith("#"):
+            moved["$ref"] = root + reference[1:]
+        return moved
+    return [_moved(value, root) for value in schema] if isinstance(schema, list) else schema
+
+
+def _parse(text: str) -> Any:
+    """JSON, of which NaN and the like are no part. Raises ValueError, RecursionError."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
+    return json.loads(text, parse_constant=refuse)
 
 
 def _with_objects(message: Message) -> dict[str, Any]:
@@ -178,8 +200,8 @@ def _with_objects(message: Message) -> dict[str, Any]:
     for call in message["tool_calls"]:
         function = call["function"]
         try:
-            arguments = json.loads(function["arguments"] or "{}")
-        except ValueError:
+            arguments = _parse(function["arguments"] or "{}")
+        except (ValueError, RecursionError):
             arguments = function["arguments"]
         calls.append({**call, "function": {"name": function["name"], "arguments": arguments}})
     return {**written, "tool_calls": calls}

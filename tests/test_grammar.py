@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from scipy.stats import chisquare
 from racer_local.config import ContextConfig, DraftConfig, SamplingConfig
 from racer_local.errors import ConfigError
 from racer_local.llama import make_sampler
-from racer_local.llama.grammar import grammar_of, wrapped
+from racer_local.llama.grammar import grammar_of, integers, wrapped
 from racer_local.session import Session
 from racer_local.stats import GenerationStats
 
@@ -99,8 +100,20 @@ def test_what_a_schema_allows_is_always_json(tiny, schema):
         ({"type": "nonsense"}, "can't be made a grammar"),
         ({"$ref": "https://example.org/x.json"}, "not allowed"),
         ({"$ref": "#/nothing"}, "can't be made a grammar"),
-        ({"type": "string", "pattern": "^(a|b"}, "can't be made a grammar"),
-        ({"type": "string", "pattern": '^"$'}, "holds what a JSON text must escape"),
+        ({"type": "string", "pattern": "^(a|b"}, "can't be read"),
+        *[
+            ({"type": "string", "pattern": f"^{matches}$"}, "a quote, a backslash or a control character")
+            for matches in ('"', r"\\\\", r"\n", r"[\t]", "[ -~]{3}", "(x|[!-z]+)", '(a[#\\["])?', "\x01")
+        ],
+        *[
+            ({"type": "string", "pattern": f"^{much}$"}, "repeats too much")
+            for much in ("a?" * 17, "a{65}", "a{0,1000}", "(x[a-z]{0,70})", "a*" * 40)
+        ],
+        ({"type": "string", "pattern": "a" * 300}, "has 300 characters"),
+        ({"const": float("nan")}, "can't be made a grammar"),
+        ({"enum": ["\ud800"]}, "can't be made a grammar"),
+        ({"properties": {f"p{i}": {} for i in range(2000)}}, "too large"),
+        ({"type": "integer", "minimum": 3, "maximum": 2}, "no whole number"),
         ({"enum": ["x" * 300_000]}, "a grammar of 3"),
     ],
 )
@@ -108,6 +121,35 @@ def test_a_schema_that_cannot_be_kept_to_is_refused_in_one_line(schema, message)
     with pytest.raises(ConfigError, match=message) as caught:
         grammar_of(schema)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(0, 0), (8, 12), (1, 150), (-3, 3), (-120, -5), (99, 1001), (0, 9), (5, None), (None, 40), (None, -17)],
+)
+def test_the_grammar_of_an_integer_is_that_of_its_bounds(low, high):
+    expression = re.compile(re.sub(r'[" ]', "", integers(low, high)))
+    allowed = {n for n in range(-1300, 1300) if expression.fullmatch(str(n))}
+    assert allowed == {n for n in range(-1300, 1300) if (low is None or n >= low) and (high is None or n <= high)}
+    assert not any(expression.fullmatch(text) for text in ("", "-", "01", "00", "-0", "-01"))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"minimum": 5, "maximum": 6}, {"exclusiveMinimum": 4, "exclusiveMaximum": 7}, {"minimum": 4.5, "maximum": 6.5}],
+)
+def test_an_integer_stays_within_its_bounds(tiny, schema):
+    grammar, texts = grammar_of({"type": "integer", **schema}), set()
+    for seed in range(12):
+        config = SamplingConfig(temperature=3.0, seed=seed, top_k=0, top_p=1.0, min_p=0.0, grammar=grammar)
+        with Session(tiny, ContextConfig(n_ctx=64, threads=1), DraftConfig(draft="none")) as session:
+            texts.add(session.answer("x", sampling=config, max_tokens=8).text.strip())
+    assert texts == {"5", "6"}
+
+
+def test_a_schema_may_refer_to_itself_from_its_root(tiny):
+    node = {"type": "object", "properties": {"n": {"$ref": "#/$defs/node"}}, "additionalProperties": False}
+    assert "root" in grammar_of({"$ref": "#/$defs/node", "$defs": {"node": node}})
 
 
 @pytest.mark.parametrize("grammar", ["root = nothing", "", "other ::= [a]", "root ::= root"])

@@ -42,7 +42,7 @@ def embedding_path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(tiny_path, corpus, embedding_path):
-    flags = ("--ctx", 2048, "--folder", corpus, "--max-body", "100K", "--limit-tokens", 300, "--max-n", 4)
+    flags = ("--ctx", 2048, "--folder", corpus, "--max-body", "100K", "--limit-tokens", 300, "--max-n", 6)
     with serve(tiny_path, "-m", f"vectors={embedding_path}", *flags) as serving:
         yield serving
 
@@ -160,6 +160,7 @@ def test_usage_counts_each_prompt_once_and_every_answer(client):
     three = ask(client, max_tokens=5, temperature=1.0, n=3).json()["usage"]
     assert three["prompt_tokens"] == one["prompt_tokens"]
     assert three["total_tokens"] == three["prompt_tokens"] + three["completion_tokens"]
+    assert ask(client, max_tokens=0).json()["usage"]["prompt_tokens"] == one["prompt_tokens"]
     again = ask(client, max_tokens=5).json()["usage"]
     assert again["prompt_tokens_details"]["cached_tokens"] == again["prompt_tokens"] - 1
 
@@ -207,7 +208,8 @@ def test_a_schema_and_a_forced_call_are_kept_to_by_any_model(client):
         (422, "stream_options needs", {"stream_options": {"include_usage": True}}),
         (404, "there is no model 'gpt-4'", {"model": "gpt-4"}),
         (404, "there is no corpus '../x'", {"racer": {"corpora": ["../x"]}}),
-        (400, "n is 5; this server gives up to 4 (--max-n)", {"n": 5}),
+        (422, "text as its content", {"messages": [{"role": "user", "content": None}]}),
+        (400, "n is 7; this server gives up to 6 (--max-n)", {"n": 7}),
         (400, "max_tokens is 301; this server allows up to 300", {"max_tokens": 301}),
         (400, "max_nodes is 200 and this was opened for 64", {"racer": {"max_nodes": 200}}),
         (400, "not in the vocabulary", {"logit_bias": {"99999": 1}}),
@@ -227,12 +229,18 @@ def test_bad_input_is_one_clear_line_in_the_shape_of_openai(client, status, mess
     assert "\n" not in error["message"]
 
 
+def test_the_prompts_of_a_completion_count_too(client):
+    response = ask(client, "/v1/completions", prompt=["a"] * 3, n=3, max_tokens=1)
+    assert response.status_code == 400
+    assert "9 answers are asked for (prompts times n); this server gives up to 6" in response.json()["error"]["message"]
+
+
 def test_a_full_context_says_the_numbers(client):
-    response = ask(client, messages=user("one two " * 2000))
+    response = ask(client, messages=user("one two " * 1200))
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
     assert "the context holds 2048" in error["message"]
-    response = client.post(CHAT, json={"stream": True, "messages": user("one two " * 2000)})
+    response = client.post(CHAT, json={"stream": True, "messages": user("one two " * 1200)})
     assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
@@ -256,6 +264,8 @@ def test_a_body_that_is_too_large_or_no_json_is_refused(client, server):
 
 def test_other_pages_and_other_names_may_not_use_a_server_without_a_key(client, server):
     for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
+        assert client.get("/v1/models", headers=headers).status_code == 403
+    for headers in ({"Origin": "http://["}, {"Host": "["}, {"Origin": "null"}):
         assert client.get("/v1/models", headers=headers).status_code == 403
     assert client.get("/v1/models", headers={"Origin": server.url}).status_code == 200
     assert "access-control-allow-origin" not in client.get("/v1/models").headers
@@ -491,6 +501,30 @@ def test_a_server_whose_time_is_over_or_that_is_told_twice_stops_at_once(tiny_pa
         assert serving.wait(20) == 0
         assert time.monotonic() - started < 2
         thread.join()
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_an_answer_that_the_servers_stop_has_cut_is_no_success(tiny_path, streaming):
+    with serve(tiny_path, "--ctx", 4096, "--grace", 0) as serving:
+        threading.Timer(0.7, serving.stop).start()
+        response = httpx.post(serving.url + CHAT, json={**LONG, "stream": streaming}, timeout=60)
+        if streaming:
+            *chunks, last = [json.loads(line[6:]) for line in response.text.split("\n\n") if line]
+            assert chunks
+        else:
+            assert response.status_code == 503
+            last = response.json()
+        assert last["error"]["code"] == "stopping"
+        assert serving.wait(20) == 0
+
+
+def test_a_server_told_to_stop_within_long_work_of_another_kind_ends_well(tiny_path, embedding_path):
+    with serve(tiny_path, "-m", f"vectors={embedding_path}", "--ctx", 2048, "--grace", 0) as serving:
+        threading.Timer(0.7, serving.stop).start()
+        body = {"model": "vectors", "input": ["ab " * 600] * 2048}
+        response = httpx.post(f"{serving.url}/v1/embeddings", json=body, timeout=60)
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "stopping")
+        assert serving.wait(20) == 0
 
 
 def test_a_server_that_is_idle_stops_at_once_at_either_signal(tiny_path):

@@ -52,20 +52,29 @@ async def started(worker, key="a"):
 def test_each_key_has_its_turn_however_many_another_one_has_waiting():
     queue = Queue(most=20)
     for key, job in [("a", 1), ("a", 2), ("a", 3), ("a", 4), ("b", 5), ("c", 6), ("b", 7)]:
-        assert queue.put(key, job)
+        assert queue.put(key, job) is None
     assert [queue.take() for _ in range(8)] == [1, 5, 6, 2, 7, 3, 4, None]
 
 
 def test_a_queue_takes_no_more_than_it_may_and_knows_what_is_in_it():
     queue = Queue(most=2)
-    assert queue.put("a", 1)
-    assert queue.put("b", 2)
-    assert not queue.put("c", 3)
+    assert queue.put("a", 1) is None
+    assert queue.put("b", 2) is None
+    assert queue.put("c", 3) == 3
     assert queue.remove("a", 1)
     assert not queue.remove("a", 1)
-    assert queue.put("c", 3)
+    assert queue.put("c", 3) is None
     assert queue.clear() == [2, 3]
     assert len(queue) == 0
+
+
+def test_who_has_most_waiting_makes_room_for_the_others():
+    queue = Queue(most=4)
+    for number in range(4):
+        assert queue.put("greedy", number) is None
+    assert [queue.put("b", "b1"), queue.put("c", "c1"), queue.put("b", "b2")] == [3, 2, "b2"]
+    assert queue.put("greedy", 4) == 4
+    assert [queue.take() for _ in range(5)] == [0, "b1", "c1", 1, None]
 
 
 def test_words_come_in_their_order_and_those_close_together_at_once():
@@ -173,7 +182,9 @@ def test_a_worker_whose_time_is_over_cancels_what_runs():
     async def main(worker):
         _, first = await started(worker)
         assert await asyncio.to_thread(worker.stop, 0.05)
-        assert await words_of(first) == ["begun", "cancelled"]
+        with pytest.raises(ApiError, match="the server is stopping") as caught:
+            await words_of(first)
+        assert caught.value.status == 503
 
     run(main)
 

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from racer_local.errors import ContextFullError
 from racer_local.llama import render_chat
+from racer_local.llama.grammar import grammar_of
 from racer_local.tools import Call, Reader, Style
 
 HERMES = "{% if tools %}<tool_call>{% endif %}"
@@ -57,6 +59,10 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
         (f"{CALL}\n{CALL}", "", [ADD, ADD]),
         (f"{CALL} done", " done", [ADD]),
         (CALL[: -len("</tool_call>")], "", [ADD]),  # cut before its end
+        ('Hi <tool_call>\n{"name":"add","argum',) * 2 + ([],),  # and before it is one
+        ('<tool_call>{"name": "add", "arguments": NaN}</tool_call>',) * 2 + ([],),
+        ('<tool_call>{"name": "add", "arguments": [1]}</tool_call>',) * 2 + ([],),
+        ("<tool_call>[]</tool_call>",) * 2 + ([],),
         ("<tool_call>no json</tool_call>", "<tool_call>no json</tool_call>", []),
         ('<tool_call>{"name": "other", "arguments": {}}</tool_call>',) * 2 + ([],),
         ("<tool_call>[1, 2]</tool_call>", "<tool_call>[1, 2]</tool_call>", []),
@@ -101,7 +107,15 @@ def test_the_schema_of_a_call_allows_these_tools_and_no_other():
     schema = Style.of(LLAMA).schema([TOOL, other])
     names = [each["properties"]["name"]["const"] for each in schema["anyOf"]]
     assert names == ["add", "stop"]
-    assert schema["anyOf"][1]["properties"]["parameters"] == {"type": "object"}
+    assert schema["anyOf"][1]["properties"]["parameters"] == {"$ref": "#/$defs/tool1"}
+    assert schema["$defs"]["tool1"] == {"type": "object"}
+
+
+def test_references_in_a_tools_parameters_are_to_these():
+    parameters = {"properties": {"x": {"$ref": "#/$defs/P"}}, "$defs": {"P": {"type": "integer"}}}
+    schema = Style.of("").schema([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    assert schema["$defs"]["tool0"]["properties"]["x"] == {"$ref": "#/$defs/tool0/$defs/P"}
+    assert '"f\\""' in grammar_of(schema)
 
 
 MESSAGES = [
@@ -149,3 +163,15 @@ def test_a_control_tokens_spelling_stays_text_wherever_a_client_writes_it(tiny, 
     assert tokens.count(2) == plain.count(2)
     text = b"".join(tiny.piece(token, special=True) for token in tokens).decode()
     assert text.count(spelling) == plain.count(2) + 1
+
+
+@pytest.mark.parametrize("text", ["ab " * 100_000, "</s>" * 300, "x" * 10_000])
+def test_a_chat_that_no_context_can_hold_is_refused_before_it_is_looked_through(tiny, text):
+    with pytest.raises(ContextFullError, match="the context"):
+        render_chat(tiny, [{"role": "user", "content": text}], n_ctx=256)
+
+
+def test_a_call_whose_arguments_are_no_json_is_given_back_to_the_template_as_text():
+    call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "[" * 3000}}
+    told = Style.of(HERMES).written([{"role": "assistant", "content": None, "tool_calls": [call]}], [TOOL])
+    assert told[0]["tool_calls"][0]["function"]["arguments"] == "[" * 3000

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from racer_local.errors import ConfigError, ModelError
+from racer_local.errors import ConfigError, ContextFullError, ModelError
 from racer_local.llama.model import Model
 from racer_local.tools import Message, Style, Tool
 
 
-def render_chat(model: Model, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+def render_chat(
+    model: Model, messages: Sequence[Message], tools: Sequence[Tool] = (), *, n_ctx: int | None = None
+) -> list[int]:
     """Prompt tokens of a chat, the assistant's turn opened, by the binding's own Jinja rendering.
 
     Messages are OpenAI's, with a text or parts of text as content; so are tools. A control token's spelling in
@@ -19,22 +21,38 @@ def render_chat(model: Model, messages: Sequence[Message], tools: Sequence[Tool]
     it is tokenized.
 
     Raises ModelError where the file carries no template or the template refuses the messages, ConfigError for a
-    message without text.
+    message without text, ContextFullError for texts that no n_ctx tokens can hold, before they are looked through.
     """
     if not model.chat_template:
         raise ModelError(f"{model.path.name} carries no chat template; use the raw prompt (--raw)")
     style = Style.of(model.chat_template)
     written = style.written([_with_text(message) for message in messages], tools)
+    if n_ctx is not None:
+        check_length(model, n_ctx, _strings([written, tools]))
     mark = _unused_character(_strings([written, tools]))
 
     def marked(value: Any) -> Any:
         return _map_strings(value, lambda text: _break_control_tokens(model, text, mark))
 
     first, *others = _render(model, marked(written), marked(list(tools)) if style.native else []).split(mark)
+    if n_ctx is not None and len(others) >= n_ctx:
+        raise ContextFullError(
+            f"the prompt has more than {len(others)} tokens and the context holds {n_ctx}; shorten it"
+        )
     tokens = model.tokenize(first, parse_special=True)
     for part in others:
         tokens += tokenize_inside(model, part)
     return tokens
+
+
+def check_length(model: Model, n_ctx: int, texts: Iterable[str]) -> None:
+    """Raises ContextFullError for texts that are too long even if each token were the vocabulary's longest."""
+    characters = sum(map(len, texts))
+    if characters >= n_ctx * model.longest_piece:
+        raise ContextFullError(
+            f"the prompt has {characters} characters, which the context of {n_ctx} tokens can't hold; open it with a "
+            f"larger n_ctx (--ctx) or shorten the prompt"
+        )
 
 
 def _with_text(message: Message) -> dict[str, Any]:

@@ -100,6 +100,11 @@ class Vocabulary:
         return flags
 
     @cached_property
+    def longest_piece(self) -> int:
+        """Bytes of the longest token."""
+        return max(len(self.piece(token, special=True)) for token in range(self.n_vocab))
+
+    @cached_property
     def fingerprint(self) -> str:
         """Equal for two models if the same id is the same text in both: other quants and sizes of a family, mostly."""
         text_of, vocab, digest = self._lib.llama_vocab_get_text, self.vocab, hashlib.sha256()

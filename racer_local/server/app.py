@@ -30,7 +30,7 @@ from racer_local.server.garage import Garage
 from racer_local.server.guard import PAGE, Guard
 from racer_local.server.library import Library
 from racer_local.server.metrics import Metrics
-from racer_local.server.work import Job, Worker
+from racer_local.server.work import Cancelled, Job, Worker
 
 T = TypeVar("T")
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".mjs": "text/javascript"}
@@ -70,14 +70,14 @@ class Server:
         if self.state != "ok":
             raise ApiError(503, f"the server is {self.state}; try again soon", code=self.state, retry_s=1)
 
-    async def do(self, request: Request, work: Callable[[], T]) -> T:
-        """What `work` returns, done by the thread that owns the models; not done if the client goes away first."""
-        job = Job(request.state.owner, lambda job: job.tell(work()))
+    async def do(self, request: Request, work: Callable[[Job], T]) -> T:
+        """What `work` returns, done by the thread that owns the models; it looks whether the job is cancelled."""
+        job = Job(request.state.owner, lambda job: job.tell(work(job)))
         async with self._attended(request, job):
             async for words in job.words():
                 result: T = words[0]
                 return result
-        raise Gone
+        raise Cancelled
 
     @asynccontextmanager
     async def _attended(self, request: Request, job: Job) -> AsyncIterator[None]:
@@ -101,7 +101,7 @@ class Server:
 
     async def answer(self, request: Request, asked: asking.Asked, kind: type[Answers]) -> Response:
         """The answer to a completion of either kind, whole or as a stream."""
-        asking.check_limits(asked.request, asked.most, self.config.max_n, self.config.most_tokens)
+        asking.check_limits(asked.request, asked.most, self.config)
         self.must_be_ready()
         if asked.most is None:
             asked.most = self.config.most_tokens
@@ -127,10 +127,6 @@ class Server:
             async for said in words(job):
                 answers.take(said)
         return Response() if job.cancelled else JSONResponse(answers.whole())
-
-
-class Gone(Exception):
-    """The client went away."""
 
 
 class EventStream(Response):
@@ -250,7 +246,12 @@ def _add_completions(app: FastAPI, server: Server) -> None:
         server.must_be_ready()
         name = server.garage.name_of(body.model)
         texts = [body.input] if isinstance(body.input, str) else body.input
-        embedded = await server.do(request, lambda: list(map(server.garage.embedder(name).embed, texts)))
+
+        def embed_all(job: Job) -> list[Any]:
+            embedder = server.garage.embedder(name)
+            return [embedder.embed(text) for text in texts if job.goes_on()]
+
+        embedded = await server.do(request, embed_all)
         tokens = sum(count for _, count in embedded)
         as_text = body.encoding_format == "base64"
         data = [
@@ -262,7 +263,7 @@ def _add_completions(app: FastAPI, server: Server) -> None:
 
     @app.post("/tokenize")
     async def tokenize(body: requests.TokenizeRequest, request: Request) -> dict[str, Any]:
-        def tokens() -> list[int]:
+        def tokens(_job: Job) -> list[int]:
             model = server.garage.session(server.garage.name_of(body.model)).model
             return model.tokenize(body.content, add_special=body.add_special, parse_special=body.parse_special)
 
@@ -270,7 +271,7 @@ def _add_completions(app: FastAPI, server: Server) -> None:
 
     @app.post("/detokenize")
     async def detokenize(body: requests.DetokenizeRequest, request: Request) -> dict[str, Any]:
-        def text() -> str:
+        def text(_job: Job) -> str:
             model = server.garage.session(server.garage.name_of(body.model)).model
             return b"".join(model.piece(token, special=True) for token in body.tokens).decode("utf-8", "replace")
 
@@ -315,8 +316,9 @@ def _add_corpora(app: FastAPI, server: Server) -> None:
         server.must_be_ready()
         name = server.garage.name_of(body.model)
 
-        def made() -> dict[str, Any]:
-            return server.library.make(body.id, path, server.garage.session(name).model, chat=body.chat)
+        def made(job: Job) -> dict[str, Any]:
+            model = server.garage.session(name).model
+            return server.library.make(body.id, path, model, chat=body.chat, go_on=job.goes_on)
 
         return await server.do(request, made)
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
 
-from racer_local.config import SamplingConfig
+from racer_local.config import SamplingConfig, ServerConfig
 from racer_local.errors import ConfigError
-from racer_local.llama import render_chat
+from racer_local.llama.chat import check_length, render_chat
 from racer_local.llama.grammar import ANY_OBJECT, grammar_of, wrapped
 from racer_local.pieces import Piece
 from racer_local.server.errors import ApiError
@@ -105,6 +105,7 @@ def answer(job: Job, session: Session, asked: Asked, default: SamplingConfig, co
                 job.tell(Said(number, piece, stats), ends_step=last is None or last.source is Source.ROOT)
         if job.cancelled:
             return
+        stats.prompt_tokens = len(prepared.prompts[number // times])  # also where nothing was to be answered
         job.tell(Ended(number, stats))
 
 
@@ -122,7 +123,8 @@ def prepare_chat(session: Session, request: ChatRequest) -> Prepared:
     """The prompt of a chat, and the grammar that its answer keeps to where a schema or a call is asked for."""
     choice, form = request.tool_choice or ("auto" if request.tools else "none"), request.response_format
     tools = [tool.model_dump(exclude_none=True) for tool in request.tools or []] if choice != "none" else []
-    prompt = render_chat(session.model, [message.plain() for message in request.messages], tools)
+    messages = [message.plain() for message in request.messages]
+    prompt = render_chat(session.model, messages, tools, n_ctx=session.target.n_ctx)
     constrained = form is not None and form.type != "text"
     if choice in ("none", "auto"):
         grammar = None
@@ -148,24 +150,32 @@ def prepare_completion(session: Session, request: CompletionRequest) -> Prepared
     model, prompt = session.model, request.prompt
 
     def tokens_of(text: str) -> list[int]:
+        check_length(model, session.target.n_ctx, [text])
         return model.tokenize(text, add_special=True, parse_special=request.parse_special)
 
     if request.suffix is not None:
         if model.infill is None:
             raise ConfigError("this model was not trained to fill in; leave out suffix, or name another model")
         before, behind, middle = model.infill
+        check_length(model, session.target.n_ctx, [str(prompt), request.suffix])
         return Prepared(
             [[before, *model.tokenize(str(prompt)), behind, *model.tokenize(request.suffix), middle]],
         )
-    listed: list[Any] = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
-    return Prepared([tokens_of(each) if isinstance(each, str) else each for each in listed])
+    return Prepared([tokens_of(each) if isinstance(each, str) else each for each in _listed(request)])
 
 
-def check_limits(request: Sampling, most: int | None, max_n: int, most_tokens: int) -> None:
+def check_limits(request: Sampling, most: int | None, config: ServerConfig) -> None:
     """Raises ApiError where more is asked for than the server gives to one request."""
-    if (request.n or 1) > max_n:
-        raise ApiError(400, f"n is {request.n}; this server gives up to {max_n} (--max-n)", param="n")
-    if most is not None and most > most_tokens:
-        raise ApiError(
-            400, f"max_tokens is {most}; this server allows up to {most_tokens} (--limit-tokens)", param="max_tokens"
-        )
+    prompts = len(_listed(request)) if isinstance(request, CompletionRequest) else 1
+    if (answers := prompts * (request.n or 1)) > config.max_n:
+        what = f"{answers} answers are asked for (prompts times n)" if prompts > 1 else f"n is {answers}"
+        raise ApiError(400, f"{what}; this server gives up to {config.max_n} (--max-n)", param="n")
+    if most is not None and most > config.most_tokens:
+        allowed = f"this server allows up to {config.most_tokens} (--limit-tokens)"
+        raise ApiError(400, f"max_tokens is {most}; {allowed}", param="max_tokens")
+
+
+def _listed(request: CompletionRequest) -> list[Any]:
+    """A completion's prompts."""
+    prompt = request.prompt
+    return prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]

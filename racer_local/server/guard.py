@@ -100,11 +100,20 @@ class Guard:
         """Without keys, only pages of this server and programs may use it: a web page that a user of this machine looks
         at must not, neither by sending requests here nor by giving its own name this address."""
         host = headers.get("host", "")
-        if urlsplit(f"//{host}").hostname not in self._hosts:
+        if _host_of(f"//{host}")[0] not in self._hosts:
             raise ApiError(403, f"this server is not {host!r}; reach it by its address, or give it an --api-key")
         origin = headers.get("origin")
-        if origin and urlsplit(origin).netloc != host and origin not in self._config.cors:
+        if origin and _host_of(origin)[1] != host and origin not in self._config.cors:
             raise ApiError(403, f"pages of {origin} may not use this server; allow it with --cors {origin}")
+
+
+def _host_of(url: str) -> tuple[str | None, str]:
+    """Its host, and that with the port; nothing where it is no address."""
+    try:
+        parts = urlsplit(url)
+        return parts.hostname, parts.netloc
+    except ValueError:
+        return None, ""
 
 
 class _Body:

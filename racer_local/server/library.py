@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +63,21 @@ class Library:
             raise ApiError(404, "there is no such file or folder", param="path")
         return Path(real)
 
-    def make(self, name: str, path: Path, vocabulary: Vocabulary, *, chat: bool) -> dict[str, Any]:
-        """Index a file or folder, in the place of an index of this id. Raises ApiError, CorpusError."""
+    def make(
+        self, name: str, path: Path, vocabulary: Vocabulary, *, chat: bool, go_on: Callable[[], object]
+    ) -> dict[str, Any]:
+        """Index a file or folder, in the place of an index of this id. Raises ApiError, CorpusError, and what `go_on`
+        does, which is called again and again."""
         if name in self._named:
             raise ApiError(403, f"the corpus {name!r} was named at the server's start; take another id", param="id")
         self._made.mkdir(parents=True, exist_ok=True, mode=0o700)
         skipped: Counter[str] = Counter()
         files = list(walk([path], max_bytes=MOST_FILE_BYTES, skipped=skipped))
-        part = collect(files, vocabulary, self._made, chat=chat, max_tokens=None, skipped=skipped)
+
+        def report(_characters: int) -> None:
+            go_on()
+
+        part = collect(files, vocabulary, self._made, chat=chat, max_tokens=None, skipped=skipped, report=report)
         if not part.files:
             raise CorpusError("no text was found there; name a file or folder with text in it")
         create(self._made / f"{name}.index", vocabulary.id, part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import sys
 from pathlib import Path
@@ -18,6 +19,9 @@ from racer_local.server.garage import Garage
 from racer_local.server.library import Library
 from racer_local.server.metrics import Metrics
 from racer_local.server.work import Job, Worker
+
+GOODBYE_S = 2
+"""That connections have to take the end of their answers."""
 
 log = logging.getLogger("racer_local.server")
 
@@ -44,7 +48,9 @@ def serve(
     server = Server(config, sampling, garage, library, worker, Metrics(lambda: len(worker), loaded))
     running = _Running(server, listener)
     running.run(sockets=[listener])
-    worker.stop(0)
+    if not worker.stop(0):  # its thread is inside llama.cpp: to free a model now, here or at exit, would end in a crash
+        log.warning("the running work could not be stopped")
+        os._exit(0)
     garage.close()
     if running.failure:
         raise ModelError(running.failure)
@@ -74,12 +80,12 @@ class _Running(uvicorn.Server):
                 log_level="warning",
                 access_log=False,
                 lifespan="off",
-                timeout_graceful_shutdown=5,
+                timeout_graceful_shutdown=GOODBYE_S,
                 ws="none",
             )
         )
         self._server, self._listener = server, listener
-        self._told = False
+        self._told = self._hurries = False
         self.failure = ""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -111,9 +117,8 @@ class _Running(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._loop is None or self._told:
-            self.force_exit = self.should_exit = True
-            if self._server.worker.running:
-                self._server.worker.running.cancelled = True
+            self._server.worker.interrupt()
+            self.should_exit = self._hurries = True
             return
         self._told = True
         self._loop.call_soon_threadsafe(lambda: self._start(self._stop()))
@@ -127,10 +132,9 @@ class _Running(uvicorn.Server):
             log.info("stopping; the running answer has %g seconds, unless told again", grace)
         server.worker.drain()
         until = asyncio.get_running_loop().time() + grace
-        while server.worker.running and asyncio.get_running_loop().time() < until and not self.force_exit:
+        while server.worker.running and asyncio.get_running_loop().time() < until and not self._hurries:
             await asyncio.sleep(0.05)
-        if running := server.worker.running:
-            server.worker.cancel(running)
+        server.worker.interrupt()
         self.should_exit = True
 
     def _start(self, coroutine: object) -> None:

@@ -38,12 +38,16 @@ class Queue:
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
-    def put(self, key: str, job: Any) -> bool:
-        """Whether there was room."""
+    def put(self, key: str, job: Any) -> Any:
+        """The job for which there is no room: none, the last one of the key that has most waiting, or this one."""
+        displaced = None
         if len(self) >= self._most:
-            return False
+            greediest = max(self._waiting, key=lambda each: len(self._waiting[each]))
+            if len(self._waiting[greediest]) <= len(self._waiting.get(key, ())) + 1:
+                return job
+            displaced = self._waiting[greediest].pop()
         self._waiting.setdefault(key, deque()).append(job)
-        return True
+        return displaced
 
     def take(self) -> Any:
         """The next job, or None. Its key comes last from now on."""
@@ -71,6 +75,10 @@ class Queue:
         return jobs
 
 
+class Cancelled(Exception):
+    """Nobody waits for this work any more."""
+
+
 class Job:
     """Work for the thread, and what it says while it is done. Made on the event loop."""
 
@@ -80,6 +88,8 @@ class Job:
         self.cancelled = False
         self.ended = False
         """Whether its last word was heard."""
+        self.failure: ApiError | None = None
+        """Why it was cancelled, if not by who asked."""
         self._loop = asyncio.get_running_loop()
         self._heard: asyncio.Queue[tuple[list[Any], BaseException | None, bool]] = asyncio.Queue()
         self._unsaid: list[Any] = []
@@ -87,6 +97,12 @@ class Job:
 
     def is_cancelled(self) -> bool:
         return self.cancelled
+
+    def goes_on(self) -> bool:
+        """True; raises Cancelled where it does not."""
+        if self.cancelled:
+            raise Cancelled
+        return True
 
     def tell(self, word: Any, *, ends_step: bool = True) -> None:
         """Say something, at once or with what comes within FLUSH_S; `ends_step`: what comes next takes a while."""
@@ -118,6 +134,10 @@ class Job:
                 return
 
 
+def _stopping() -> ApiError:
+    return ApiError(503, "the server is stopping; try again when it is back", code="stopping", retry_s=5)
+
+
 class Worker:
     """The thread. Jobs may be given and taken back from any other one."""
 
@@ -139,13 +159,16 @@ class Worker:
         """Raises ApiError: 429 where too many wait, 503 when the server stops."""
         with self._changed:
             if self._over:
-                raise ApiError(503, "the server is stopping; try again when it is back", retry_s=5)
-            if not self._queue.put(job.key, job):
-                wait = self._seconds * (len(self._queue) + 1)
-                raise ApiError(
-                    429, f"{len(self._queue)} requests wait already; try again later", code="queue_full", retry_s=wait
-                )
+                raise _stopping()
+            refused = self._queue.put(job.key, job)
+            waiting = len(self._queue)
             self._changed.notify()
+        if refused is not None:
+            why, wait = f"{waiting} requests wait already; try again later", self._seconds * (waiting + 1)
+            full = ApiError(429, why, code="queue_full", retry_s=wait)
+            if refused is job:
+                raise full
+            refused.end(full)
 
     def cancel(self, job: Job) -> None:
         """Its words end at once if it waits, and within a step if it runs."""
@@ -162,14 +185,19 @@ class Worker:
             waiting = self._queue.clear()
             self._changed.notify()
         for job in waiting:
-            job.end(ApiError(503, "the server is stopping; try again when it is back", retry_s=5))
+            job.end(_stopping())
+
+    def interrupt(self) -> None:
+        """End the running job within a step; who asked is told why."""
+        if (running := self.running) is not None:
+            running.failure = running.failure or _stopping()
+            running.cancelled = True
 
     def stop(self, grace_s: float) -> bool:
-        """Wait so long for the running job, then cancel it. Whether the thread has ended."""
+        """Wait so long for the running job, then interrupt it. Whether the thread has ended."""
         self.drain()
         self._thread.join(grace_s)
-        if (running := self.running) is not None:
-            running.cancelled = True
+        self.interrupt()
         self._thread.join(5.0)
         return not self._thread.is_alive()
 
@@ -190,10 +218,12 @@ class Worker:
         try:
             if not job.cancelled:
                 job.work(job)
+        except Cancelled:
+            pass
         except BaseException as raised:
             error = raised
             if ApiError.of(raised).status == 500:
                 log.exception("a request failed")
-        job.end(error)
+        job.end(error or job.failure)
         if not job.cancelled:
             self._seconds += 0.2 * (monotonic() - started - self._seconds)
