@@ -69,6 +69,12 @@ def add_parser(commands: Any) -> None:
     add_model(live, ContextConfig)
     live.set_defaults(run=run_live)
 
+    server = benches.add_parser("server", help="what the server costs over a session of the same process")
+    _add_data(server, "prompts of each category; default: all")
+    server.add_argument("--draft", default="none,racer", help="drafters, with commas; default: %(default)s")
+    add_model(server, ContextConfig)
+    server.set_defaults(run=run_server)
+
     record = benches.add_parser("record", help="record a model's greedy answers for bench replay")
     _add_data(record, "questions of each category; default: all")
     record.add_argument("-o", "--output", type=Path, required=True, metavar="TRACE.npz", help="the file to write")
@@ -158,6 +164,34 @@ def run_live(args: argparse.Namespace) -> int:
     print(json.dumps(result), flush=True)
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 130 if interrupted else 0
+
+
+def run_server(args: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from racer_local.bench.server import Overhead, measure
+
+    questions, context, model = _questions(args), context_from_args(args), model_from_args(args)
+    drafts = [draft.strip() for draft in args.draft.split(",")]
+    for draft in drafts:
+        DraftConfig(draft=draft)
+    found, path, interrupted = Overhead(), find(args.model), False
+    try:
+        with tqdm(total=len(questions) * len(drafts), unit="answer", disable=None) as bar:
+            for found in measure(path, model, context, questions, drafts, args.max_tokens):
+                bar.update(found.answers - bar.n)
+    except KeyboardInterrupt:
+        interrupted = True
+    figures = found.as_dict() if found.answers else {}
+    print(f"{path.name}, {context.n_threads} threads, {found.answers} answers of up to {args.max_tokens} tokens")
+    for draft, f in figures.items():
+        print(
+            f"  {draft:10} direct {f['direct_tokens_per_second']:8.1f} tokens/s  "
+            f"served {f['served_tokens_per_second']:8.1f}  overhead {100 * f['overhead']:5.1f}%"
+        )
+    machine = {"model": path.name, "cpu": cpu_model(), "threads": context.n_threads, "max_tokens": args.max_tokens}
+    print(json.dumps({**machine, "answers": found.answers, "different": found.different, "drafts": figures}))
     return 130 if interrupted else 0
 
 

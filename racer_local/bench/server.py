@@ -1,0 +1,172 @@
+"""What the server costs over a session of the same process: the same prompts through both, one after the other."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import multiprocessing
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
+
+from racer_local.bench.data import Question
+from racer_local.bench.live import WARM_UP_PROMPT, WARM_UP_TOKENS
+from racer_local.config import ContextConfig, DraftConfig, ModelConfig, SamplingConfig, ServerConfig
+from racer_local.errors import ContextFullError, ModelError
+from racer_local.llama import Model
+from racer_local.session import Session
+
+Way = Callable[[str, str, int], tuple[str, int]]
+"""From a prompt, a drafter and a number of tokens to a text and how many it has."""
+NAME = "model"
+PATIENCE_S = 300
+"""Seconds for the server to load the model."""
+
+
+@dataclass
+class Taken:
+    """What answers took, from the question to the last word, in each way."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        self.tokens += tokens
+        self.seconds += seconds
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+@dataclass
+class Overhead:
+    """By drafter, without the server and through it."""
+
+    direct: dict[str, Taken] = field(default_factory=dict)
+    served: dict[str, Taken] = field(default_factory=dict)
+    answers: int = 0
+    different: int = 0
+    """Answers whose texts differ: a tree's size follows measured times, and a near tie may tip."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            draft: {
+                "direct_tokens_per_second": round(self.direct[draft].rate, 2),
+                "served_tokens_per_second": round(self.served[draft].rate, 2),
+                "overhead": round(1 - self.served[draft].rate / self.direct[draft].rate, 4),
+                "tokens": [self.direct[draft].tokens, self.served[draft].tokens],
+            }
+            for draft in self.direct
+        }
+
+
+def measure(
+    path: Path,
+    config: ModelConfig,
+    context: ContextConfig,
+    questions: Sequence[Question],
+    drafts: Sequence[str],
+    max_tokens: int,
+) -> Iterator[Overhead]:
+    """What was measured so far, after every prompt. Greedy, streamed. Who is first changes with every prompt."""
+    found = Overhead({draft: Taken() for draft in drafts}, {draft: Taken() for draft in drafts})
+    widest = DraftConfig()
+    with (
+        _served(path, config, context, widest) as port,
+        Model(path, config) as model,
+        Session(model, context, widest) as session,
+    ):
+        ways: dict[str, Way] = {"direct": partial(_direct, session), "served": partial(_asked, port)}
+        for draft in drafts:
+            for way in ways.values():
+                way(WARM_UP_PROMPT, draft, WARM_UP_TOKENS)
+        for question in questions:
+            for draft in drafts:
+                order = [*ways][:: -1 if found.answers % 2 else 1]
+                texts = set()
+                try:
+                    for name in order:
+                        started = perf_counter()
+                        text, tokens = ways[name](question.turns[0], draft, max_tokens)
+                        getattr(found, name)[draft].add(tokens, perf_counter() - started)
+                        texts.add(text)
+                except ContextFullError:
+                    continue
+                found.answers += 1
+                found.different += len(texts) > 1
+                yield found
+
+
+def _direct(session: Session, text: str, draft: str, max_tokens: int) -> tuple[str, int]:
+    told, tokens = "", 0
+    for piece in session.stream(text, max_tokens=max_tokens, draft=session.for_answer({"draft": draft})):
+        told += piece.text
+        tokens += len(piece.tokens)
+    return told, tokens
+
+
+def _asked(port: int, text: str, draft: str, max_tokens: int) -> tuple[str, int]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    body = {
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": max_tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "racer": {"draft": draft},
+    }
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    response, told, tokens = connection.getresponse(), "", 0
+    if response.status == 400:
+        raise ContextFullError(response.read().decode())
+    for line in response:
+        if line.startswith(b"data: {"):
+            chunk = json.loads(line[6:])
+            told += "".join(choice["delta"].get("content", "") for choice in chunk["choices"])
+            tokens = chunk.get("usage", {}).get("completion_tokens", tokens)
+    connection.close()
+    return told, tokens
+
+
+@contextmanager
+def _served(path: Path, model: ModelConfig, context: ContextConfig, draft: DraftConfig) -> Iterator[int]:
+    """A server in a process of its own; its port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments = {NAME: path}, ServerConfig(port=port), model, context, draft, SamplingConfig()
+    process = multiprocessing.get_context("spawn").Process(target=_serve, args=arguments, daemon=True)
+    process.start()
+    try:
+        for _ in range(10 * PATIENCE_S):
+            sleep(0.1)
+            if process.exitcode is not None:
+                raise ModelError("the server ended before it was ready; see what it printed")
+            if _is_ready(port):
+                break
+        yield port
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _serve(*arguments: Any) -> None:
+    from racer_local.server.run import serve
+
+    serve(*arguments)
+
+
+def _is_ready(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
