@@ -7,7 +7,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python -m
 RACER := $(VENV)/bin/racer-local
 
-.PHONY: setup demo test lint clean distclean
+.PHONY: setup demo test browser lint clean distclean
 
 setup:
 	@$(PYTHON) -m racer_local.bootstrap --venv $(VENV) --extras test
@@ -18,10 +18,15 @@ demo: setup
 	$(RACER) generate -m smollm2-135m --compare --exact --max-tokens 200 \
 		-p - < examples/rewrite.txt
 
-test: lint
+test: lint browser
 	$(RACER) models fetch smollm2-135m
 	-$(RACER) models fetch gemma3-270m
 	$(RUN) pytest
+
+# The page's tests drive a real one; without it they are skipped.
+browser:
+	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -yqq --no-install-recommends chromium; } \
+		>/dev/null 2>&1 || echo "no chromium, so the page's tests are skipped; install it with: sudo apt install chromium"
 
 lint: setup
 	$(RUN) ruff check
