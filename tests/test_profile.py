@@ -55,6 +55,21 @@ def test_a_model_that_cannot_verify_trees_has_no_profile(capsys, tmp_path):
     assert "mamba.gguf can't verify trees" in refused(capsys, "profile", "-m", path, *EXACT_FLAGS)
 
 
+UNIT = 2**-20
+"""Seconds of a plain forward that no machine beats."""
+
+
+def test_a_curve_that_was_measured_on_a_busy_machine_is_measured_again(tiny, probes, monkeypatch):
+    with LlamaTarget(tiny, EXACT, max_nodes=64) as target:
+        first = verify_cost(target)
+        racing.remember(target.facts, VerifyCost([1, 64], [1000.0, 1001.0]))  # a thousand seconds a forward
+        again = verify_cost(target)
+        assert again is probes[1]
+        assert target.held == []
+        assert verify_cost(target).seconds == again.seconds != first.seconds
+        assert len(probes) == 2
+
+
 @pytest.fixture
 def probes(monkeypatch, tmp_path):
     """The probes of a fresh home: each evaluates 1 and 2 nodes, and finds another curve."""
@@ -64,7 +79,7 @@ def probes(monkeypatch, tmp_path):
     def fake(evaluate, most):
         evaluate(1)
         evaluate(most)
-        found.append(VerifyCost([1, most], [1.0, 2.0 + len(found)]))
+        found.append(VerifyCost([1, most], [UNIT, (2.0 + len(found)) * UNIT]))
         return found[-1]
 
     monkeypatch.setattr(racing, "probe", fake)
@@ -75,19 +90,19 @@ def test_the_cost_is_measured_once_and_then_recalled(tiny, probes):
     with LlamaTarget(tiny, EXACT, max_nodes=64) as target:
         assert verify_cost(target) is probes[0]
         assert target.held == []
-        assert verify_cost(target).seconds == [1.0, 2.0]
+        assert verify_cost(target).seconds == [UNIT, 2 * UNIT]
         assert len(probes) == 1
-        assert verify_cost(target, again=True).seconds == [1.0, 3.0]
-        assert verify_cost(target).seconds == [1.0, 3.0]
+        assert verify_cost(target, again=True).seconds == [UNIT, 3 * UNIT]
+        assert verify_cost(target).seconds == [UNIT, 3 * UNIT]
     with Session(tiny, EXACT, DraftConfig(draft="racer")) as one:
-        assert one.cost.seconds == [1.0, 3.0]
+        assert one.cost.seconds == [UNIT, 3 * UNIT]
     assert len(probes) == 2
 
 
 def test_profile_measures_again(capsys, tiny_path, probes):
     for number in (1, 2):
         out = run(capsys, "profile", "-m", tiny_path, *EXACT_FLAGS, "--json")[1]
-        assert json.loads(out)["seconds"] == [1.0, 1.0 + number]
+        assert json.loads(out)["seconds"] == [UNIT, (1.0 + number) * UNIT]
     assert len(probes) == 2
 
 
@@ -110,16 +125,16 @@ def test_a_damaged_file_is_measured_again_and_mended(tiny, probes, tmp_path, dam
         verify_cost(target)
         [path] = (tmp_path / "costs").iterdir()
         path.write_bytes(damage)
-        assert verify_cost(target).seconds == [1.0, 3.0]
-        assert verify_cost(target).seconds == [1.0, 3.0]
+        assert verify_cost(target).seconds == [UNIT, 3 * UNIT]
+        assert verify_cost(target).seconds == [UNIT, 3 * UNIT]
     assert len(probes) == 2
 
 
 def test_where_nothing_can_be_remembered_it_is_measured_each_time(tiny, probes, tmp_path):
     (tmp_path / "costs").write_text("in the way")
     with LlamaTarget(tiny, EXACT, max_nodes=64) as target:
-        assert verify_cost(target).seconds == [1.0, 2.0]
-        assert verify_cost(target).seconds == [1.0, 3.0]
+        assert verify_cost(target).seconds == [UNIT, 2 * UNIT]
+        assert verify_cost(target).seconds == [UNIT, 3 * UNIT]
 
 
 def test_only_racer_needs_to_know_the_cost(tiny, probes):

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,6 +49,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         503: "the model is loading, or the server is stopping",
     }.items()
 }
+GONE = 499
+"""The status for a client that has gone away; nobody sees it but the metrics."""
 MOST_TOLD = 3
 """Errors of one request that are named."""
 log = logging.getLogger("racer_local.server")
@@ -109,7 +112,8 @@ class Server:
         answers, started = kind(asked, name), time.monotonic()
 
         def work(job: Job) -> None:
-            asking.answer(job, self.garage.session(name), asked, self.sampling, self.library.paths)
+            count = partial(self.metrics.count, name)
+            asking.answer(job, self.garage.session(name), asked, self.sampling, self.library.paths, count)
 
         async def words(job: Job) -> AsyncIterator[list[Any]]:
             first = True
@@ -118,7 +122,6 @@ class Server:
                     self.metrics.first_token.labels(name).observe(time.monotonic() - started)
                 first = False
                 yield said
-            self.metrics.count(name, answers.stats)
 
         job = Job(request.state.owner, work)
         if asked.request.stream:
@@ -126,7 +129,7 @@ class Server:
         async with self._attended(request, job):
             async for said in words(job):
                 answers.take(said)
-        return Response() if job.cancelled else JSONResponse(answers.whole())
+        return Response(status_code=GONE) if job.cancelled else JSONResponse(answers.whole())
 
 
 class EventStream(Response):
@@ -202,6 +205,10 @@ def _add_errors(app: FastAPI) -> None:
         failure = ApiError(error.status_code, told.get(error.status_code, str(error.detail)))
         failure.headers.update(error.headers or {})
         return _failed(failure)
+
+    @app.exception_handler(Cancelled)
+    async def gone(_request: Request, _error: Cancelled) -> Response:
+        return Response(status_code=GONE)
 
     @app.exception_handler(Exception)
     @app.exception_handler(RacerError)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
@@ -72,8 +72,16 @@ class Ended(NamedTuple):
     stats: GenerationStats
 
 
-def answer(job: Job, session: Session, asked: Asked, default: SamplingConfig, corpora: Corpora) -> None:
-    """Answer each prompt as often as is asked, one after the other. Raises what `ApiError.of` knows."""
+def answer(
+    job: Job,
+    session: Session,
+    asked: Asked,
+    default: SamplingConfig,
+    corpora: Corpora,
+    count: Callable[[GenerationStats], object],
+) -> None:
+    """Answer each prompt as often as is asked, one after the other; `count` gets what each took, also of one that is
+    not finished. Raises what `ApiError.of` knows."""
     request = asked.request
     draft = session.for_answer(*_drafts(request, corpora))
     prepared = asked.prepare(session)
@@ -94,8 +102,9 @@ def answer(job: Job, session: Session, asked: Asked, default: SamplingConfig, co
             stats=stats,
             cancelled=job.is_cancelled,
         )
-        with closing(stream):
-            for piece in stream:
+        with ExitStack() as stack:
+            stack.callback(count, stats)
+            for piece in stack.enter_context(closing(stream)):
                 if job.cancelled:
                     break
                 if asked.likely:
