@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import perf_counter, sleep
-from typing import Any
+from typing import Any, NamedTuple
 
 from racer_local.bench.data import Question
 from racer_local.bench.live import WARM_UP_PROMPT, WARM_UP_TOKENS
@@ -21,26 +21,50 @@ from racer_local.errors import ContextFullError, ModelError
 from racer_local.llama import Model
 from racer_local.session import Session
 
-Way = Callable[[str, str, int], tuple[str, int]]
-"""From a prompt, a drafter and a number of tokens to a text and how many it has."""
 NAME = "model"
 PATIENCE_S = 300
 """Seconds for the server to load the model."""
 
 
+class Told(NamedTuple):
+    """An answer as it was read."""
+
+    text: str
+    tokens: int
+    first_at: float
+    """When the first word came (perf_counter)."""
+
+
+Way = Callable[[str, str, int], Told]
+"""From a prompt, a drafter and a number of tokens to an answer."""
+
+
 @dataclass
 class Taken:
-    """What answers took, from the question to the last word, in each way."""
+    """What answers took as their reader sees them. Times are seconds."""
 
     tokens: int = 0
     seconds: float = 0.0
+    """From the question to the last word."""
+    later_tokens: int = 0
+    """Behind those that came first."""
+    later_seconds: float = 0.0
+    """From the first word to the last."""
 
-    def add(self, tokens: int, seconds: float) -> None:
-        self.tokens += tokens
-        self.seconds += seconds
+    def add(self, told: Told, started: float, ended: float) -> None:
+        self.tokens += told.tokens
+        self.seconds += ended - started
+        self.later_tokens += told.tokens - 1
+        self.later_seconds += ended - told.first_at
 
     @property
     def rate(self) -> float:
+        """Tokens a second, without the time to read the prompt."""
+        return self.later_tokens / self.later_seconds if self.later_seconds else 0.0
+
+    @property
+    def whole_rate(self) -> float:
+        """Tokens a second, with it."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
@@ -60,6 +84,7 @@ class Overhead:
                 "direct_tokens_per_second": round(self.direct[draft].rate, 2),
                 "served_tokens_per_second": round(self.served[draft].rate, 2),
                 "overhead": round(1 - self.served[draft].rate / self.direct[draft].rate, 4),
+                "overhead_with_prompt": round(1 - self.served[draft].whole_rate / self.direct[draft].whole_rate, 4),
                 "tokens": [self.direct[draft].tokens, self.served[draft].tokens],
             }
             for draft in self.direct
@@ -93,9 +118,9 @@ def measure(
                 try:
                     for name in order:
                         started = perf_counter()
-                        text, tokens = ways[name](question.turns[0], draft, max_tokens)
-                        getattr(found, name)[draft].add(tokens, perf_counter() - started)
-                        texts.add(text)
+                        told = ways[name](question.turns[0], draft, max_tokens)
+                        getattr(found, name)[draft].add(told, started, perf_counter())
+                        texts.add(told.text)
                 except ContextFullError:
                     continue
                 found.answers += 1
@@ -103,15 +128,16 @@ def measure(
                 yield found
 
 
-def _direct(session: Session, text: str, draft: str, max_tokens: int) -> tuple[str, int]:
-    told, tokens = "", 0
+def _direct(session: Session, text: str, draft: str, max_tokens: int) -> Told:
+    told, tokens, first_at = "", 0, 0.0
     for piece in session.stream(text, max_tokens=max_tokens, draft=session.for_answer({"draft": draft})):
+        first_at = first_at or perf_counter()
         told += piece.text
         tokens += len(piece.tokens)
-    return told, tokens
+    return Told(told, tokens, first_at or perf_counter())
 
 
-def _asked(port: int, text: str, draft: str, max_tokens: int) -> tuple[str, int]:
+def _asked(port: int, text: str, draft: str, max_tokens: int) -> Told:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     body = {
         "messages": [{"role": "user", "content": text}],
@@ -121,16 +147,17 @@ def _asked(port: int, text: str, draft: str, max_tokens: int) -> tuple[str, int]
         "racer": {"draft": draft},
     }
     connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
-    response, told, tokens = connection.getresponse(), "", 0
+    response, told, tokens, first_at = connection.getresponse(), "", 0, 0.0
     if response.status == 400:
         raise ContextFullError(response.read().decode())
     for line in response:
         if line.startswith(b"data: {"):
+            first_at = first_at or perf_counter()
             chunk = json.loads(line[6:])
             told += "".join(choice["delta"].get("content", "") for choice in chunk["choices"])
             tokens = chunk.get("usage", {}).get("completion_tokens", tokens)
     connection.close()
-    return told, tokens
+    return Told(told, tokens, first_at or perf_counter())
 
 
 @contextmanager

@@ -188,7 +188,8 @@ def run_server(args: argparse.Namespace) -> int:
     for draft, f in figures.items():
         print(
             f"  {draft:10} direct {f['direct_tokens_per_second']:8.1f} tokens/s  "
-            f"served {f['served_tokens_per_second']:8.1f}  overhead {100 * f['overhead']:5.1f}%"
+            f"served {f['served_tokens_per_second']:8.1f}  overhead {100 * f['overhead']:5.1f}%, "
+            f"with the prompt {100 * f['overhead_with_prompt']:5.1f}%"
         )
     machine = {"model": path.name, "cpu": cpu_model(), "threads": context.n_threads, "max_tokens": args.max_tokens}
     print(json.dumps({**machine, "answers": found.answers, "different": found.different, "drafts": figures}))

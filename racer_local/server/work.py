@@ -15,7 +15,7 @@ from typing import Any
 
 from racer_local.server.errors import ApiError
 
-FLUSH_S = 0.03
+FLUSH_S = 0.05
 """Words are sent together that come within this time: nobody sees it, and waking the event loop takes its time
 from the threads that compute, which wait for each other after every operation."""
 
