@@ -18,6 +18,8 @@ demo: setup
 	$(RACER) generate -m smollm2-135m --compare --exact --max-tokens 200 \
 		-p - < examples/rewrite.txt
 
+# Screenshots of the page go into artefacts/.
+test: export RACER_LOCAL_ARTEFACTS ?= $(CURDIR)/artefacts
 test: lint browser
 	$(RACER) models fetch smollm2-135m
 	-$(RACER) models fetch gemma3-270m
