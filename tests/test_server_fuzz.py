@@ -33,8 +33,22 @@ def operations(server):
     }
 
 
+def mend(body, model):
+    """What the description can't say; else most requests would end at the door."""
+    if body.get("model"):
+        body["model"] = model
+    for message in body.get("messages") or []:
+        if message.get("role") != "assistant":
+            message.pop("tool_calls", None)
+        if message.get("content") is None and not message.get("tool_calls"):
+            message["content"] = "x"
+    for token in [token for token in body.get("logit_bias") or {} if not (token.isascii() and token.isdecimal())]:
+        del body["logit_bias"][token]
+
+
 def test_no_case_of_two_thousand_is_a_server_error(server):
     seen, paths = Counter(), Counter()
+    name = httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"]
 
     def try_out(operation, mode, cases):
         @given(case=operation.as_strategy(generation_mode=mode))
@@ -47,6 +61,8 @@ def test_no_case_of_two_thousand_is_a_server_error(server):
             suppress_health_check=list(HealthCheck),
         )
         def attempt(case):
+            if mode is GenerationMode.POSITIVE and isinstance(case.body, dict):
+                mend(case.body, name)
             response = case.call(timeout=60)
             seen[response.status_code] += 1
             paths[operation.path] += 1
@@ -71,7 +87,7 @@ def test_no_case_of_two_thousand_is_a_server_error(server):
             with suppress(Unsatisfiable):  # nothing can be wrong with a request without a parameter
                 try_out(operation, mode, 450 if operation.path in COMPLETIONS else 60)
     assert sum(seen.values()) >= CASES, (seen, paths)
-    assert seen[200] > 200, seen
-    assert seen[422] > 300, seen
+    assert seen[200] > 250, seen  # a good part gets through to the model
+    assert seen[422] > 400, seen
     assert httpx.get(f"{server.url}/health").status_code == 200
     assert not any("failed" in line or "Traceback" in line for line in server.lines), server.lines[-20:]

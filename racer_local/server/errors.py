@@ -29,7 +29,7 @@ class ApiError(Exception):
         param: str | None = None,
         retry_s: float | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(" ".join(message.split()))  # what a client wrote may be in it
         self.status, self.code, self.param = status, code, param
         self.headers = {} if retry_s is None else {"Retry-After": str(max(1, math.ceil(retry_s)))}
         if status == 401:
