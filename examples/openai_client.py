@@ -1,6 +1,6 @@
 """The openai client against a local server: a stream, a JSON schema, and what the drafts brought.
 
-racer-local serve -m smollm2-135m &
+racer-local serve -m smollm2-135m      # in another terminal, until it says that the model is loaded
 pip install openai
 python examples/openai_client.py
 """

@@ -380,7 +380,9 @@ class ServerConfig:
         _check("max_n (--max-n)", self.max_n, 1, 1000)
         _check("most_tokens (--limit-tokens)", self.most_tokens, 1, 1 << 24)
         if any(len(key) < 8 or not key.isascii() or not key.isprintable() or " " in key for key in self.api_keys):
-            raise ConfigError("an --api-key must have 8 or more printable ASCII characters and no blank")
+            raise ConfigError(
+                "a key (--api-key, $RACER_LOCAL_API_KEYS) must have 8 or more printable ASCII characters and no blank"
+            )
         if self.host not in LOOPBACK and not self.api_keys:
             raise ConfigError(
                 f"on {self.host} everybody who reaches this machine could use the server; give it an --api-key, "

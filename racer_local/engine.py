@@ -50,7 +50,7 @@ def generate(
     """
     stats = GenerationStats() if stats is None else stats
     left, nodes = min(max_tokens, _room(target, prompt)), min(max_nodes, target.max_nodes)
-    stop = Sticky(cancelled)
+    stop = never if cancelled is never else Sticky(cancelled)
     if left > 0:
         _prefill(target, drafter, sampler, prompt, learns_from_prompt and nodes > 1, stats, stop)
     root, stats.finish_reason = int(prompt[-1]), "length"

@@ -29,6 +29,10 @@ PER_ANSWER = ("draft", "max_nodes", "exact", "corpora", "remember")
 BUSY = 0.5
 """Share of the remembered time of a plain forward below which the machine was busy when that was measured."""
 KEEPS_REJECTED = "this model's memory keeps rejected tokens (recurrent or hybrid), so it decodes plainly"
+OTHER_SETTINGS = (
+    "with these settings no row of a batch equals a single one, so exact answers are decoded plainly; "
+    "opened as exact (--exact) it may draft for them"
+)
 NEVER_EQUAL = "with this model and build no row of a batch equals a single one, so exact answers are decoded plainly"
 
 
@@ -74,10 +78,15 @@ class Racer:
 
     @property
     def memory_bytes(self) -> int:
-        """Of the rows of logits that a tree needs, and of what the drafter learns."""
-        learned = getattr(self.drafter, "memory_bytes", None)
-        rows = 4 * self.target.n_vocab * self.target.max_nodes
-        return rows + (learned(self.draft) if learned else 0)
+        """Of the rows of logits that a tree needs, and of what drafters learn."""
+        kept = [drafter for drafters in self._drafters.values() for drafter in drafters.values()]
+        learned = [drafter.memory_bytes(self.draft) for drafter in kept if hasattr(drafter, "memory_bytes")]
+        return int(4 * self.target.n_vocab * self.target.max_nodes + sum(learned))
+
+    @property
+    def _why_plain(self) -> str:
+        """Why exact answers are decoded plainly."""
+        return NEVER_EQUAL if self.target.always_in_order else OTHER_SETTINGS
 
     @property
     def drafter(self) -> Drafter:
@@ -100,6 +109,8 @@ class Racer:
             if draft != value:
                 raise ConfigError(f"one answer can change only {', '.join(PER_ANSWER)}; the rest is set when it opens")
         else:
+            if isinstance(value, Mapping) and value.get("draft", "racer") != "racer":
+                value = {"corpora": (), **value}  # those that it was opened with are not for this drafter
             draft = self.draft.with_keys(value, PER_ANSWER)
         if corpora is not None:
             draft = draft.with_keys({"corpora": corpora})
@@ -141,7 +152,7 @@ class Racer:
         found = self._restrict(draft)
         stats.exact, stats.row_limit = draft.exact, found.rows if found else None
         if draft.nodes > 1:
-            stats.disabled_reason = self.disabled_reason or (NEVER_EQUAL if found and found.rows == 1 else None)
+            stats.disabled_reason = self.disabled_reason or (self._why_plain if found and found.rows == 1 else None)
         stats.draft = "none" if stats.disabled_reason else draft.draft
         if isinstance(drafter, ReadsCorpora):
             drafter.use(self._shelf.corpora(draft.corpora, draft.remember))
@@ -184,7 +195,8 @@ class Racer:
             del self._drafters[next(iter(self._drafters))]
         if kind not in drafters:
             most = self.draft.nodes
-            config = replace(self.draft, draft=kind, max_nodes=most if most < DRAFTERS[kind] else None)
+            fewer = most if most < DRAFTERS[kind] else None
+            config = replace(self.draft, draft=kind, max_nodes=fewer, corpora=())  # indexes are lent for each answer
             if kind == self.draft.draft:
                 config = self.draft
             if config.needs_cost and self._cost is None:

@@ -188,11 +188,9 @@ class Session:
             told = None if likely is None else Likely.of(row, token, likely)
             yield Token(token, self.model.piece(token), told, source)
 
-    def for_answer(
-        self, racer: bool | Mapping[str, Any] | DraftConfig | None, corpora: Sequence[str] | None = None
-    ) -> DraftConfig:
-        """What one answer drafts, from a `racer` argument and indexes of its own. See `Racer.for_answer`."""
-        return self._racer.for_answer(racer, corpora)
+    def for_answer(self, racer: bool | Mapping[str, Any] | DraftConfig | None) -> DraftConfig:
+        """What one answer drafts, from a `racer` argument. See `Racer.for_answer`."""
+        return self._racer.for_answer(racer)
 
     def _tokens(self, prompt: str | Tokens | Sequence[Message]) -> Tokens:
         if isinstance(prompt, str):

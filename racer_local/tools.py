@@ -163,7 +163,9 @@ class Reader:
             arguments = _parse(arguments)
         if not isinstance(arguments, dict):
             raise TypeError("arguments are an object")
-        return Call(item["name"], json.dumps(arguments, ensure_ascii=False))
+        told = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        told.encode("utf-8")  # half a character can't be sent
+        return Call(item["name"], told)
 
     def _may_begin(self) -> int:
         """Characters at the end that may be the beginning of a tag."""

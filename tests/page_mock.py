@@ -49,6 +49,8 @@ class Answer:
 
     def chunks(self):
         yield {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
+        if self.hold == 0:
+            self.release.wait(20)
         emitted = 0
         for number, step in enumerate(self.steps(), 1):
             emitted += len(step)

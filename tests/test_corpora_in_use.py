@@ -19,6 +19,7 @@ from racer_local.kernels.history import BREAK
 from racer_local.llama import Model
 from racer_local.llm import Llama
 from racer_local.session import Session
+from racer_local.stats import GenerationStats
 from racer_local.text import VocabularyId
 
 PROMPT = [1, *range(40, 60)]
@@ -320,3 +321,16 @@ def test_an_index_serves_every_model_of_its_vocabulary(tiny_path, tiny, known, t
     with Model(copy) as model:
         assert model.fingerprint == tiny.fingerprint
         assert answer(model, corpora=(known,)).stats.accepted_by_source["corpus"] > 0
+
+
+@pytest.mark.parametrize("draft", ["paper", "lookup", "logits", "retrieval", "none"])
+def test_another_drafter_can_be_asked_for_where_indexes_were_opened(tiny, known, said, draft):
+    with Session(tiny, EXACT, DraftConfig(exact=True, corpora=(known,))) as session:
+        stats = GenerationStats()
+        asked = session.for_answer({"draft": draft})
+        ids = [t.id for p in session.stream(PROMPT, max_tokens=N, draft=asked, stats=stats) for t in p.tokens]
+        assert (ids, stats.draft, asked.corpora) == (said, draft, ())
+        assert session.answer(PROMPT, max_tokens=N).stats.accepted_by_source["corpus"] > N / 3
+        if draft != "none":
+            with pytest.raises(ConfigError, match=f"the {draft} drafter reads no indexes"):
+                session.for_answer({"draft": draft, "corpora": [known]})

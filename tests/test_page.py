@@ -31,7 +31,7 @@ def test_a_message_is_answered_with_the_speeds_beside_it_and_a_plot(page, mock):
     body = mock.bodies[-1]
     assert body["messages"] == [{"role": "user", "content": "Count."}]
     assert body["stream"] is True
-    assert body["racer"] == {"draft": "racer", "sources": True}
+    assert body["racer"] == {"sources": True}
     assert not {"temperature", "top_p", "max_tokens", "stop", "seed"} & set(body)
     expect(page.locator("#list .open")).to_have_text("Count.")
     expect(page.locator("#say")).to_have_text("The answer is complete.")
@@ -120,7 +120,7 @@ def test_settings_go_with_the_request_and_survive_a_reload(visitor, mock):
     body = mock.bodies[-1]
     assert body["messages"][0] == {"role": "system", "content": "Be brief."}
     assert body["model"] == "large"
-    assert body["racer"] == {"draft": "none", "sources": True, "corpora": ["code"]}
+    assert body["racer"] == {"draft": "none", "sources": True}
     sent = {name: body[name] for name in values if name in body}
     numbers = {"temperature": 0.2, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "repeat_penalty": 1.1}
     assert sent == numbers | {"max_tokens": 64, "seed": 7, "stop": ["END", "\n\n"]}
@@ -195,24 +195,30 @@ def test_a_server_that_is_gone_loses_no_text(page, visitor, mock):
 
 
 def test_a_key_is_asked_for_and_remembered_only_if_told_to(visitor, mock):
-    mock.key = "sesame"
+    mock.key = "open-sesame"
     page = visitor.open()
-    page.locator("#key-text").fill("wrong")
+    page.locator("#key-text").fill("wrong-key")
     page.locator("#key-text").press("Enter")
     expect(page.locator("#key-line")).to_have_text("The server refused the last one.")
-    page.locator("#key-text").fill("sesame")
+    page.locator("#key-text").fill("open-sesame")
     page.locator("#key-text").press("Enter")
     expect(page.locator("#model-name")).to_have_text("smollm2-135m")
     ask(page)
     expect(said(page)).to_have_text("Hello there.")
-    assert page.evaluate("[localStorage['racer_local.key'], sessionStorage['racer_local.key']]") == [None, "sesame"]
+    assert page.evaluate("[localStorage['racer_local.key'], sessionStorage['racer_local.key']]") == [
+        None,
+        "open-sesame",
+    ]
     page.evaluate("sessionStorage.clear()")
     page.reload()
-    page.locator("#key-text").fill("sesame")
+    page.locator("#key-text").fill("open-sesame")
     page.locator("#key-remember").check()
     page.get_by_role("button", name="Continue").click()
     expect(page.locator("#model-name")).to_have_text("smollm2-135m")
-    assert page.evaluate("[localStorage['racer_local.key'], sessionStorage['racer_local.key']]") == ["sesame", None]
+    assert page.evaluate("[localStorage['racer_local.key'], sessionStorage['racer_local.key']]") == [
+        "open-sesame",
+        None,
+    ]
     mock.key = "changed"
     ask(page, "Still there?")
     page.locator("#key-cancel").click()

@@ -199,3 +199,26 @@ def test_an_imported_file_can_run_nothing(page, tmp_path):
     expect(said(page)).to_contain_text("window.pwned")
     harmless(page)
     assert page.locator("nav img").count() == 0
+
+
+def test_an_answer_that_is_had_again_is_not_lost_where_the_page_ends_before_the_new_one_begins(page, mock):
+    ask(page)
+    done(page)
+    before = said(page).inner_text()
+    late = Answer("Something else.", hold=0)
+    mock.script.append(late)
+    page.get_by_role("button", name="Answer again").click()
+    expect(page.locator("#stop")).to_be_visible()
+    page.reload()
+    expect(said(page)).to_have_text(before)
+    late.release.set()
+
+
+def test_another_conversation_is_not_opened_over_an_unfinished_edit_unasked(page):
+    ask(page)
+    done(page)
+    page.get_by_role("button", name="Edit").first.click()
+    page.locator(".editor textarea").fill("something else")
+    page.once("dialog", lambda dialog: dialog.dismiss())
+    page.get_by_role("button", name="New chat").click()
+    expect(page.locator(".editor textarea")).to_have_value("something else")

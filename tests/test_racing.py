@@ -14,7 +14,7 @@ from racer_local.config import DRAFTERS, ContextConfig, DraftConfig, SamplingCon
 from racer_local.draft import make_drafter
 from racer_local.errors import ConfigError, ExactnessError
 from racer_local.llama import LlamaTarget, Model, make_sampler
-from racer_local.racing import KEEPS_REJECTED, NEVER_EQUAL, Racer, in_the_way
+from racer_local.racing import KEEPS_REJECTED, NEVER_EQUAL, OTHER_SETTINGS, Racer, in_the_way
 from racer_local.session import Session
 from racer_local.stats import GenerationStats
 from racer_local.target import Exactness
@@ -218,7 +218,7 @@ def test_a_drafter_of_ones_own_answers_by_default_and_another_where_it_is_asked_
         (False, None, (False, None, None, "none")),
         ({"exact": True}, Exactness(16, True), (True, 16, None, "paper")),
         ({"exact": True}, Exactness(5, False), (True, 5, None, "paper")),
-        ({"exact": True}, Exactness(1, False), (True, 1, NEVER_EQUAL, "none")),
+        ({"exact": True}, Exactness(1, False), (True, 1, OTHER_SETTINGS, "none")),
         ({"exact": True, "draft": "none"}, Exactness(1, False), (True, 1, None, "none")),
     ],
     ids=repr,

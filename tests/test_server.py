@@ -18,6 +18,8 @@ import pytest
 from serving import serve
 from tiny_gguf import write_tiny_gguf
 
+from racer_local.cli import main
+
 CHAT = "/v1/chat/completions"
 KEYS = "first-key-1", "second-key-2"
 TOOL = {"type": "function", "function": {"name": "one"}}
@@ -108,6 +110,8 @@ def test_the_sources_of_a_stream_join_to_its_text_and_end_its_steps(client):
     told = [each for chunk in chunks for each in chunk.get("racer", {}).get("sources", [])]
     text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
     assert "".join(piece for piece, _ in told) == text
+    whole = ask(client, max_tokens=60, racer={"draft": "paper", "sources": True}).json()
+    assert "".join(piece for piece, _ in whole["racer"]["sources"][0]) == whole["choices"][0]["message"]["content"]
     stats = chunks[-1]["racer"]
     assert {source for _, source in told} <= {None, "context", "logits", "corpus"}
     assert any(source for _, source in told)
@@ -152,7 +156,7 @@ def test_legacy_log_probabilities_and_echo(client):
     assert told["text_offset"][0] == 0
     assert len(told["top_logprobs"][0]) >= 2
     echoed = ask(client, "/v1/completions", prompt="one two", max_tokens=6, echo=True).json()["choices"][0]["text"]
-    assert echoed.strip() == f"one two{answer['text']}".strip()
+    assert echoed == f"one two{answer['text']}"
 
 
 def test_usage_counts_each_prompt_once_and_every_answer(client):
@@ -180,6 +184,10 @@ def test_a_schema_and_a_forced_call_are_kept_to_by_any_model(client):
         assert answer["finish_reason"] == "tool_calls"
         assert answer["message"]["tool_calls"][0]["function"]["name"] in names
         chunks = stream(client, tools=tools, tool_choice=choice)
+        assert (
+            next(chunk for chunk in chunks if chunk["choices"][0]["delta"])["choices"][0]["delta"]["role"]
+            == "assistant"
+        )
         calls = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", [])]
         assert calls[0]["function"] == answer["message"]["tool_calls"][0]["function"]
         assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
@@ -192,7 +200,7 @@ def test_a_schema_and_a_forced_call_are_kept_to_by_any_model(client):
     ("status", "message", "body"),
     [
         (422, "temprature: there is no such field", {"temprature": 1}),
-        (422, "racer.RacerOptions.remember: there is no such field", {"racer": {"remember": "/tmp/x"}}),
+        (422, "racer.remember: there is no such field", {"racer": {"remember": "/tmp/x"}}),
         (422, "messages", {"messages": []}),
         (422, "text as its content", {"messages": [{"role": "user"}]}),
         (422, "tool_choice needs tools", {"tools": [], "tool_choice": "required"}),
@@ -312,21 +320,28 @@ def test_a_control_tokens_spelling_in_a_prompt_stays_text_unless_asked(client):
 
 
 def test_clients_make_use_and_drop_an_index_of_an_allowed_folder(client, corpus):
+    assert ask(client, "/v1/corpora", id="notes", path="nothing.txt").status_code in (403, 404)
+    assert ask(client, "/v1/corpora", id="notes", path="notes.txt").status_code == 201  # from a named folder on
     made = ask(client, "/v1/corpora", id="notes", path=str(corpus))
     assert made.status_code == 201, made.json()
     assert made.json()["files"] == 1  # no link is followed
     assert [each["id"] for each in client.get("/v1/corpora").json()["data"]] == ["notes"]
     answer = ask(client, racer={"corpora": ["notes"]}, max_tokens=20)
     assert answer.json()["choices"] == ask(client, racer=False, max_tokens=20).json()["choices"]
+    for racer in ({"draft": "paper"}, {"draft": "lookup", "corpora": []}, {"draft": "none"}):
+        assert ask(client, racer=racer, max_tokens=2).status_code == 200
+    assert ask(client, racer={"draft": "paper", "corpora": ["notes"]}).status_code == 400
     assert client.delete("/v1/corpora/notes").json()["deleted"]
     assert client.get("/v1/corpora").json()["data"] == []
     assert client.delete("/v1/corpora/notes").status_code == 404
 
 
-@pytest.mark.parametrize("path", ["/etc", "/etc/passwd", "{}/../secret", "{}/way-out.txt", "~", "", "\0", "relative"])
+@pytest.mark.parametrize(
+    "path", ["/etc", "/etc/passwd", "{}/../secret", "{}/way-out.txt", "way-out.txt", "~", "", "\0", "../x"]
+)
 def test_no_path_outside_the_named_folders_is_read(client, corpus, path):
     response = ask(client, "/v1/corpora", id="x", path=path.format(corpus))
-    assert response.status_code in (403, 422)
+    assert response.status_code in (403, 404 if path == "\0" else 422)
     assert client.get("/v1/corpora").json()["data"] == []
 
 
@@ -543,6 +558,24 @@ def test_while_a_model_loads_it_is_said(tiny_path):
         assert httpx.get(f"{serving.url}/health").status_code == 503
         serving.wait_until_ready()
         assert httpx.post(serving.url + CHAT, json={"messages": user(), "max_tokens": 1}).status_code == 200
+
+
+def test_keys_may_come_from_the_environment(tiny_path, monkeypatch):
+    seen = []
+    monkeypatch.setenv("RACER_LOCAL_API_KEYS", ",".join(KEYS))
+    monkeypatch.setattr("racer_local.server.run.serve", lambda paths, config, *rest: seen.append(config) or 0)
+    assert main(["serve", "-m", str(tiny_path), "--host", "0.0.0.0", "--api-key", "third-key-3"]) == 0
+    assert seen[0].api_keys == ("third-key-3", *KEYS)
+
+
+def test_an_index_of_the_start_is_read_by_racer_and_left_out_by_the_others(tiny_path, corpus, tmp_path):
+    index = tmp_path / "own.index"
+    assert main(["index", "build", str(corpus), "-o", str(index), "-m", str(tiny_path)]) == 0
+    with serve(tiny_path, "--ctx", 256, "--corpus", index) as serving, httpx.Client(base_url=serving.url) as client:
+        assert client.get("/v1/corpora").json()["data"][0]["id"] == "own"
+        for racer in (True, False, {"draft": "paper"}, {"corpora": ["own"]}, {"corpora": []}):
+            assert ask(client, racer=racer, max_tokens=2).status_code == 200
+        assert client.delete("/v1/corpora/own").status_code == 403
 
 
 def failing(*flags, **environment):

@@ -63,6 +63,8 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
         ('<tool_call>{"name": "add", "arguments": NaN}</tool_call>',) * 2 + ([],),
         ('<tool_call>{"name": "add", "arguments": [1]}</tool_call>',) * 2 + ([],),
         ("<tool_call>[]</tool_call>",) * 2 + ([],),
+        ('<tool_call>{"name": "add", "arguments": {"a": 1e400}}</tool_call>',) * 2 + ([],),
+        ('<tool_call>{"name": "add", "arguments": {"a": "\\ud800"}}</tool_call>',) * 2 + ([],),
         ("<tool_call>no json</tool_call>", "<tool_call>no json</tool_call>", []),
         ('<tool_call>{"name": "other", "arguments": {}}</tool_call>',) * 2 + ([],),
         ("<tool_call>[1, 2]</tool_call>", "<tool_call>[1, 2]</tool_call>", []),

@@ -6,6 +6,7 @@ import http.client
 import json
 import multiprocessing
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 from racer_local.bench.data import Question
 from racer_local.bench.live import WARM_UP_PROMPT, WARM_UP_TOKENS
 from racer_local.config import ContextConfig, DraftConfig, ModelConfig, SamplingConfig, ServerConfig
-from racer_local.errors import ContextFullError, ModelError
+from racer_local.errors import ContextFullError, ModelError, RacerError
 from racer_local.llama import Model
 from racer_local.session import Session
 
@@ -114,17 +115,17 @@ def measure(
         for question in questions:
             for draft in drafts:
                 order = [*ways][:: -1 if found.answers % 2 else 1]
-                texts = set()
+                answers: dict[str, tuple[Told, float, float]] = {}
                 try:
                     for name in order:
                         started = perf_counter()
-                        told = ways[name](question.turns[0], draft, max_tokens)
-                        getattr(found, name)[draft].add(told, started, perf_counter())
-                        texts.add(told.text)
+                        answers[name] = ways[name](question.turns[0], draft, max_tokens), started, perf_counter()
                 except ContextFullError:
                     continue
+                for name, answer in answers.items():
+                    getattr(found, name)[draft].add(*answer)
                 found.answers += 1
-                found.different += len(texts) > 1
+                found.different += len({told.text for told, *_ in answers.values()}) > 1
                 yield found
 
 
@@ -148,8 +149,10 @@ def _asked(port: int, text: str, draft: str, max_tokens: int) -> Told:
     }
     connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
     response, told, tokens, first_at = connection.getresponse(), "", 0, 0.0
-    if response.status == 400:
-        raise ContextFullError(response.read().decode())
+    if response.status != 200:
+        told = response.read().decode()
+        kind = ContextFullError if "context_length_exceeded" in told else RacerError
+        raise kind(f"the server answered {response.status}: {told}")
     for line in response:
         if line.startswith(b"data: {"):
             first_at = first_at or perf_counter()
@@ -185,7 +188,10 @@ def _served(path: Path, model: ModelConfig, context: ContextConfig, draft: Draft
 def _serve(*arguments: Any) -> None:
     from racer_local.server.run import serve
 
-    serve(*arguments)
+    try:
+        serve(*arguments)
+    except RacerError as error:
+        sys.exit(f"racer-local: {error}")
 
 
 def _is_ready(port: int) -> bool:

@@ -25,10 +25,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     # All that can be wrong without the model is found before anything is listened to.
     from_environment = [key for key in os.environ.get(KEYS, "").split(",") if key]
-    config = from_args(ServerConfig, args)
-    config = (
-        from_args(ServerConfig, args, api_keys=(*config.api_keys, *from_environment)) if from_environment else config
-    )
+    config = from_args(ServerConfig, args, api_keys=(*(args.api_keys or ()), *from_environment))
     draft, sampling = from_args(DraftConfig, args), from_args(SamplingConfig, args)
     context, model = context_from_args(args), model_from_args(args)
     paths = _named(args.model)

@@ -22,9 +22,9 @@ class Embedder:
     def __init__(self, path: Path, model: ModelConfig | None = None, context: ContextConfig | None = None) -> None:
         context = context or ContextConfig()
         with Vocabulary(path) as facts:
-            pooling = facts.pooling
+            pooling, trained = facts.pooling, int(facts.metadata("{arch}.context_length") or MOST_TOKENS)
         library.forget_errors()
-        most = context.n_ctx or MOST_TOKENS
+        most = self.n_ctx = min(context.n_ctx or MOST_TOKENS, trained)
         try:
             self._llama = library.init().Llama(
                 str(path),
@@ -40,7 +40,6 @@ class Embedder:
             )
         except (ValueError, RuntimeError) as error:
             raise ModelError(why_not(path, library.cause())) from error
-        self.n_ctx = min(most, self._llama._model.n_ctx_train())
         self.memory_bytes = path.stat().st_size
 
     def embed(self, text: str) -> tuple[NDArray[np.float32], int]:

@@ -59,7 +59,8 @@ class Candidates:
         """What the chain draws from a row, [vocabulary]; noted in the chain (llama_sampler_apply, _accept).
 
         A grammar is asked about the one token that is drawn without it, since asking it about all is dear: where it
-        refuses that one, the draw is made again among those that it allows. The distribution is the same.
+        refuses that one, the draw is made again among those that it allows. Where nothing is cut off (top-k, top-p,
+        min-p) the distribution is that of what it allows.
 
         Raises DecodeError where a logit is not a number, ConfigError where the grammar allows nothing.
         """
@@ -175,8 +176,9 @@ class ChainSampler:
 def _open_grammar(lib: Any, vocabulary: Vocabulary, grammar: str) -> Any:
     """A sampler that allows what a grammar does (llama_sampler_init_grammar). Raises ConfigError."""
     library.forget_errors()
-    handle = lib.llama_sampler_init_grammar(vocabulary.vocab, grammar.encode("utf-8"), b"root")
-    if not handle or not grammar.strip():  # an empty one allows everything
+    # An empty one would allow everything.
+    handle = grammar.strip() and lib.llama_sampler_init_grammar(vocabulary.vocab, grammar.encode("utf-8"), b"root")
+    if not handle:
         raise ConfigError(f"the grammar can't be used: {library.cause()}; make it simpler, or correct it")
     return handle
 

@@ -69,7 +69,8 @@ class LlamaTarget:
         self._spares = (self.max_leaves, self.max_leaves + 1) if self.max_leaves > 1 else ()
         self._most = self.max_nodes, self.max_leaves
         self._exact: Exactness | None = None
-        self._always_in_order = config.batch_equals_single
+        self.always_in_order = config.batch_equals_single
+        """Whether, by the settings, a row of a batch can equal a single one, so that the cells' order matters."""
         self._holes_from: int | None = None
         """No cell of the text below this position lies behind a hole; None: there are no holes."""
         self._pending: DraftTree | None = None
@@ -153,7 +154,7 @@ class LlamaTarget:
             return
         past, keeper = len(self.held), int(self._first[path[-1]])
         shared = self._depth_shared_with(path)
-        if keeper > 0 and (self._always_in_order or self._exact):
+        if keeper > 0 and (self.always_in_order or self._exact):
             self._leave_holes(keeper, shared)
         for leaf, depth in enumerate(shared):
             if not self._context.remove(leaf, past + depth):

@@ -17,7 +17,7 @@ from racer_local.tools import Call, Reader
 from racer_local.tree import Source
 
 Choice = dict[str, Any]
-PLAIN_FIELDS = ("draft", "exact", "row_limit", "disabled_reason", "finish_reason")
+PLAIN_FIELDS = ("draft", "exact", "row_limit", "disabled_reason")
 """What does not add up over several answers."""
 
 
@@ -31,6 +31,8 @@ class Growing:
     tokens: list[Token] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     begun: bool = False
+    sources: list[tuple[str, str | None]] = field(default_factory=list)
+    """Of each token, where they are asked for."""
 
 
 class Answers:
@@ -80,7 +82,10 @@ class Answers:
 
     def whole(self) -> dict[str, Any]:
         choices = [self._choice(number) for number in sorted(self._finished)]
-        told = {"choices": choices, "usage": self._usage(), "racer": self._racer()}
+        racer = self._racer()
+        if self._shows_sources:
+            racer["sources"] = [self._growing[number].sources for number in sorted(self._finished)]
+        told = {"choices": choices, "usage": self._usage(), "racer": racer}
         return {**self._head, "object": self.kind, **told}
 
     def _chunk_of(self, run: Sequence[Said]) -> Iterator[dict[str, Any]]:
@@ -93,9 +98,13 @@ class Answers:
         growing.text += text
         growing.tokens += tokens
         choice = self._delta(number, growing, text, tokens)
-        growing.begun = True
         if text or not growing.reader or choice["logprobs"] or self._shows_sources:
-            more = {"racer": self._live([said.piece for said in run], stats)} if self._shows_sources else {}
+            growing.begun = True
+            more = {}
+            if self._shows_sources:
+                sources = [told for said in run for told in _sources(said.piece)]
+                growing.sources += sources
+                more = {"racer": self._live(sources, stats)}
             yield {**self._chunk(choice), **more}
 
     def _end(self, word: Ended) -> Iterator[Choice]:
@@ -154,9 +163,9 @@ class Answers:
         seconds = self._asked.plain_seconds
         return round(1 / seconds, 3) if seconds else None
 
-    def _live(self, pieces: Sequence[Piece], stats: GenerationStats) -> dict[str, Any]:
+    def _live(self, sources: Sequence[tuple[str, str | None]], stats: GenerationStats) -> dict[str, Any]:
         return {
-            "sources": [told for piece in pieces for told in _sources(piece)],
+            "sources": sources,
             "emitted": stats.emitted,
             "steps": stats.steps,
             "decode_seconds": round(stats.decode_seconds, 6),
@@ -240,10 +249,8 @@ class TextAnswers(Answers):
 
     def _echo(self, number: int) -> str:
         """The prompt's text, where it is asked for."""
-        if not getattr(self._asked.request, "echo", False):
-            return ""
-        prompt = self._asked.prepared.prompts[number // self._times]
-        return text_of(b"".join(map(self._asked.texts.__getitem__, prompt)))
+        echoes = self._asked.prepared.echoes
+        return echoes[number // self._times] if echoes else ""
 
     def _logprobs(self, tokens: Sequence[Token], offset: int) -> dict[str, Any] | None:
         return None if self._asked.likely is None else describe(tokens, self._text, offset)

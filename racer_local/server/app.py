@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -49,6 +50,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         503: "the model is loading, or the server is stopping",
     }.items()
 }
+KIND = re.compile(r"bool|str|int|RacerOptions|ToolChoice|TextPart|.*[\[\]()-].*")
+"""Names of kinds, which pydantic puts between those of fields."""
 GONE = 499
 """The status for a client that has gone away; nobody sees it but the metrics."""
 MOST_TOLD = 3
@@ -105,7 +108,6 @@ class Server:
     async def answer(self, request: Request, asked: asking.Asked, kind: type[Answers]) -> Response:
         """The answer to a completion of either kind, whole or as a stream."""
         asking.check_limits(asked.request, asked.most, self.config)
-        self.must_be_ready()
         if asked.most is None:
             asked.most = self.config.most_tokens
         name = self.garage.name_of(asked.request.model)
@@ -223,7 +225,8 @@ def _told(error: Mapping[str, Any]) -> str:
         return f"the body is no JSON (from character {error['loc'][-1]} on)"
     if error["type"] == "model_attributes_type" and len(error["loc"]) == 1:
         return "the body must be a JSON object, with the header Content-Type: application/json"
-    where = "".join(f"{part}: " for part in [".".join(map(str, error["loc"][1:]))] if part)
+    place = [str(part) for part in error["loc"][1:] if not KIND.fullmatch(str(part))]
+    where = f"{'.'.join(place)}: " if place else ""
     what = "there is no such field" if error["type"] == "extra_forbidden" else error["msg"]
     return where + what.removeprefix("Value error, ")
 
@@ -250,7 +253,6 @@ def _add_completions(app: FastAPI, server: Server) -> None:
 
     @app.post("/v1/embeddings")
     async def embed(body: requests.EmbeddingRequest, request: Request) -> dict[str, Any]:
-        server.must_be_ready()
         name = server.garage.name_of(body.model)
         texts = [body.input] if isinstance(body.input, str) else body.input
 
@@ -320,7 +322,6 @@ def _add_corpora(app: FastAPI, server: Server) -> None:
     @app.post("/v1/corpora", status_code=201)
     async def make(body: requests.CorpusRequest, request: Request) -> dict[str, Any]:
         path = server.library.allowed(body.path)
-        server.must_be_ready()
         name = server.garage.name_of(body.model)
 
         def made(job: Job) -> dict[str, Any]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, NamedTuple
 
 from racer_local.config import SamplingConfig, ServerConfig
 from racer_local.errors import ConfigError
 from racer_local.llama.chat import check_length, render_chat
 from racer_local.llama.grammar import ANY_OBJECT, grammar_of, wrapped
-from racer_local.pieces import Piece
+from racer_local.pieces import Piece, text_of
 from racer_local.server.errors import ApiError
 from racer_local.server.requests import ChatRequest, CompletionRequest, RacerOptions, Sampling, ToolChoice
 from racer_local.server.work import Job
@@ -31,6 +30,8 @@ class Prepared:
 
     prompts: list[list[int]]
     grammar: str | None = None
+    echoes: Sequence[str] = ()
+    """The prompts' texts, where they are asked for."""
     style: Style | None = None
     """Of the calls that the answer may hold; None: there are no tools."""
     inside_call: bool = False
@@ -83,11 +84,9 @@ def answer(
     """Answer each prompt as often as is asked, one after the other; `count` gets what each took, also of one that is
     not finished. Raises what `ApiError.of` knows."""
     request = asked.request
-    draft = session.for_answer(*_drafts(request, corpora))
+    draft = session.for_answer(_drafts(request, corpora))
     prepared = asked.prepare(session)
     asked.prepared = prepared
-    if getattr(request, "echo", False):
-        asked.know(session, chain.from_iterable(prepared.prompts))
     times = request.n or 1
     for number in range(len(prepared.prompts) * times):
         stats = GenerationStats()
@@ -115,17 +114,19 @@ def answer(
         if job.cancelled:
             return
         stats.prompt_tokens = len(prepared.prompts[number // times])  # also where nothing was to be answered
-        job.tell(Ended(number, stats))
+        job.tell(Ended(number, stats), at_once=True)  # the next one begins with a prompt, which takes a while
 
 
-def _drafts(request: Sampling, corpora: Corpora) -> tuple[bool | Mapping[str, Any] | None, list[str] | None]:
-    """The `racer` and `corpora` arguments of an answer."""
+def _drafts(request: Sampling, corpora: Corpora) -> bool | Mapping[str, Any] | None:
+    """The `racer` argument of an answer."""
     options = request.racer
     if not isinstance(options, RacerOptions):
-        return options, None
+        return options
     names = ("draft", "max_nodes", "exact")
-    given = {name: value for name in names if (value := getattr(options, name)) is not None}
-    return given, None if options.corpora is None else corpora(options.corpora)
+    given: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if options.corpora is not None:
+        given["corpora"] = corpora(options.corpora)
+    return given
 
 
 def prepare_chat(session: Session, request: ChatRequest) -> Prepared:
@@ -141,7 +142,7 @@ def prepare_chat(session: Session, request: ChatRequest) -> Prepared:
             schema = form.json_schema.schema_ if form.json_schema else None
             grammar = grammar_of(ANY_OBJECT if schema is None else schema)
         style = Style.of(session.model.chat_template or "") if tools else None
-        return Prepared([prompt], grammar, style)
+        return Prepared([prompt], grammar, style=style)
     if constrained:
         raise ConfigError("an answer can't be a call and of a response_format at once; leave out one of them")
     if isinstance(choice, ToolChoice):
@@ -151,7 +152,7 @@ def prepare_chat(session: Session, request: ChatRequest) -> Prepared:
     if style.begin:
         prompt += session.model.tokenize(f"{style.begin}\n", parse_special=True)
         grammar = wrapped(grammar, "", f"\n{style.end}")
-    return Prepared([prompt], grammar, style, inside_call=True)
+    return Prepared([prompt], grammar, style=style, inside_call=True)
 
 
 def prepare_completion(session: Session, request: CompletionRequest) -> Prepared:
@@ -162,15 +163,19 @@ def prepare_completion(session: Session, request: CompletionRequest) -> Prepared
         check_length(model, session.target.n_ctx, [text])
         return model.tokenize(text, add_special=True, parse_special=request.parse_special)
 
+    def text_of_ids(tokens: Sequence[int]) -> str:
+        return text_of(b"".join(map(model.piece, tokens)))
+
     if request.suffix is not None:
         if model.infill is None:
             raise ConfigError("this model was not trained to fill in; leave out suffix, or name another model")
         before, behind, middle = model.infill
         check_length(model, session.target.n_ctx, [str(prompt), request.suffix])
-        return Prepared(
-            [[before, *model.tokenize(str(prompt)), behind, *model.tokenize(request.suffix), middle]],
-        )
-    return Prepared([tokens_of(each) if isinstance(each, str) else each for each in _listed(request)])
+        tokens = [before, *model.tokenize(str(prompt)), behind, *model.tokenize(request.suffix), middle]
+        return Prepared([tokens], echoes=[str(prompt)] if request.echo else ())
+    prompts = [tokens_of(each) if isinstance(each, str) else each for each in _listed(request)]
+    echoes = [each if isinstance(each, str) else text_of_ids(each) for each in _listed(request)] if request.echo else ()
+    return Prepared(prompts, echoes=echoes)
 
 
 def check_limits(request: Sampling, most: int | None, config: ServerConfig) -> None:

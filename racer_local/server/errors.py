@@ -46,7 +46,7 @@ class ApiError(Exception):
         if isinstance(error, ApiError):
             return error
         if isinstance(error, ContextFullError):
-            return cls(400, str(error), code="context_length_exceeded", param="messages")
+            return cls(400, str(error), code="context_length_exceeded")
         if isinstance(error, (ConfigError, ModelError)):
             return cls(400, str(error))
         if isinstance(error, (RacerError, BindingError)):

@@ -35,9 +35,10 @@ class Parked:
 
     @property
     def n_ctx(self) -> int | None:
-        if self.session:
-            return self.session.target.n_ctx
-        return self.embedder.n_ctx if self.embedder else None
+        session, embedder = self.session, self.embedder  # the thread that owns them may close them meanwhile
+        if session:
+            return session.target.n_ctx
+        return embedder.n_ctx if embedder else None
 
     @property
     def memory_bytes(self) -> int:

@@ -54,8 +54,13 @@ class Library:
         return shown
 
     def allowed(self, path: str) -> Path:
-        """A client's path, if it lies within a named folder. Raises ApiError, alike whether it is there or not."""
-        real = os.path.realpath(os.path.expanduser(path)) if "\0" not in path else ""
+        """A client's path, absolute or from a named folder on, if it lies within one. Raises ApiError, outside of them
+        alike whether it is there or not."""
+        if "\0" in path:
+            raise ApiError(404, "there is no such file or folder", param="path")
+        path = os.path.expanduser(path)
+        inside = [os.path.join(folder, path) for folder in self._folders]  # an absolute path stays what it is
+        real = os.path.realpath(next(filter(os.path.exists, inside), path))
         if not any(real == folder or real.startswith(folder.rstrip(os.sep) + os.sep) for folder in self._folders):
             where = "none was named (--folder)" if not self._folders else "name one within a --folder of this server"
             raise ApiError(403, f"the path is not within a folder that may be read; {where}", param="path")

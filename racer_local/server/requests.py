@@ -26,7 +26,7 @@ class RacerOptions(Strict):
     max_nodes: int | None = Field(None, ge=1, le=255, description="nodes of a draft tree, root counted")
     exact: bool | None = Field(None, description="plain decoding's token ids, to the bit")
     corpora: list[str] | None = Field(None, max_length=16, description="ids from /v1/corpora to draft from")
-    sources: bool = Field(False, description="tell with streamed text which source drafted it")
+    sources: bool = Field(False, description="tell for each token's text which source drafted it")
 
 
 class StreamOptions(Strict):
@@ -59,6 +59,20 @@ class Sampling(Strict):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    modalities: list[Literal["text"]] | None = None
+    prediction: dict[str, Any] | None = None
+    cache_prompt: bool | None = None
+    keep_alive: str | int | None = None
+    id: str | None = None
+    chat_id: str | None = None
+    session_id: str | None = None
+    audio: None = None
+    functions: None = None
+    function_call: None = None
+    web_search_options: None = None
 
     @field_validator("logit_bias")
     @classmethod
@@ -114,6 +128,9 @@ class Message(Strict):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
+    annotations: list[Any] | None = Field(None, description="taken as an answer had them, and not used")
+    audio: None = None
+    function_call: None = None
 
     @model_validator(mode="after")
     def _has_text(self) -> Message:
@@ -125,7 +142,7 @@ class Message(Strict):
 
     def plain(self) -> dict[str, Any]:
         """As a chat template takes it."""
-        told = self.model_dump(exclude_none=True)
+        told = self.model_dump(exclude_none=True, exclude={"annotations", "refusal"})
         told["role"] = "system" if self.role == "developer" else self.role
         if isinstance(self.content, list):
             told["content"] = "".join(part.text for part in self.content)

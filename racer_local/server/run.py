@@ -14,6 +14,7 @@ import uvicorn
 
 from racer_local.config import ContextConfig, DraftConfig, ModelConfig, SamplingConfig, ServerConfig
 from racer_local.errors import ConfigError, ModelError
+from racer_local.llama.vocabulary import check_file
 from racer_local.server.app import Server, make_app
 from racer_local.server.garage import Garage
 from racer_local.server.library import Library
@@ -36,10 +37,13 @@ def serve(
 ) -> int:
     """Serve until told to stop (SIGTERM, SIGINT); the exit code.
 
-    Raises ConfigError where the address can't be listened to, ModelError where the first model can't be loaded.
+    Raises ConfigError where the address can't be listened to, ModelError where a file is no model or the first one
+    can't be loaded.
     """
     logging.basicConfig(format="racer-local: %(message)s", level=logging.INFO, stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    for path in paths.values():
+        check_file(path)
     garage = Garage(paths, model, context, draft, config.ram_bytes, log.info)
     library = Library(draft.corpora, config.folders)
     listener = _listen(config)
@@ -95,7 +99,8 @@ class _Running(uvicorn.Server):
         await super().startup(sockets)
         host, port = self._listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        log.info("listening on http://%s:%s (the page), http://%s:%s/v1 (OpenAI's HTTP)", shown, port, shown, port)
+        where = f"http://{shown}:{port} (the page), http://{shown}:{port}/v1 (OpenAI's HTTP)"
+        log.info("listening on %s; loading %s", where, next(iter(self._server.garage.models)))
         self._start(self._load())
 
     async def _load(self) -> None:
@@ -126,9 +131,9 @@ class _Running(uvicorn.Server):
     async def _stop(self) -> None:
         """No new work; the running one has its time."""
         server = self._server
+        grace = server.config.grace if server.state == "ok" else 0.0  # there is no answer before a model is loaded
         server.state = "stopping"
-        grace = server.config.grace
-        if server.worker.running:
+        if server.worker.running and grace:
             log.info("stopping; the running answer has %g seconds, unless told again", grace)
         server.worker.drain()
         until = asyncio.get_running_loop().time() + grace

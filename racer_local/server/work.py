@@ -104,10 +104,13 @@ class Job:
             raise Cancelled
         return True
 
-    def tell(self, word: Any, *, ends_step: bool = True) -> None:
-        """Say something, at once or with what comes within FLUSH_S; `ends_step`: what comes next takes a while."""
+    def tell(self, word: Any, *, ends_step: bool = True, at_once: bool = False) -> None:
+        """Say something, together with what was told since words were last said, if that was FLUSH_S ago or `at_once`.
+
+        ends_step: False for words of which more come at the same moment.
+        """
         self._unsaid.append(word)
-        if ends_step and monotonic() - self._said_at > FLUSH_S:
+        if at_once or (ends_step and monotonic() - self._said_at > FLUSH_S):
             self._say(None, False)
 
     def end(self, error: BaseException | None = None) -> None:

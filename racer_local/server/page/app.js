@@ -56,7 +56,14 @@ async function save(which, tell = true) {
   if (tell) await drawList();
 }
 
+const isEditing = () =>
+  [...document.querySelectorAll(".editor textarea")].some((box) => box.value !== box.defaultValue);
+
 async function openChat(id) {
+  if (isEditing() && !confirm("Drop the edit that you have begun?")) {
+    history.replaceState(null, "", `#${chat.id}`);
+    return;
+  }
   const running = [...runs.keys()].find((one) => one.id === id);
   const found = running ?? (id ? await store.get(id) : null);
   chat = found ?? store.newChat(settings.system);
@@ -75,7 +82,13 @@ function mend(which) {
   const last = which.messages.at(-1);
   if (last?.role !== "assistant" || last.finish) return;
   if (last.content) last.finish = "interrupted";
-  else which.messages.pop();
+  else withdraw(which);
+}
+
+/** Takes back an answer that never began. */
+function withdraw(which) {
+  const { replaced } = which.messages.pop();
+  if (replaced) which.messages.push(replaced);
 }
 
 const draftName = () => `draft:${chat.updated ? chat.id : "new"}`;
@@ -201,11 +214,11 @@ function bodyOf(which) {
   return { messages, stream: true, stream_options: { include_usage: true }, ...requestFields() };
 }
 
-/** Has the last message answered; `replaced` comes back where the new answer never began. */
+/** Has the last message answered. What it replaces stays with it until it begins, and comes back where it never does. */
 async function answer(which, replaced = null) {
   if (runs.has(which)) return;
   const body = bodyOf(which);
-  const message = { role: "assistant", content: "", marks: "" };
+  const message = { role: "assistant", content: "", marks: "", ...(replaced && { replaced }) };
   const run = { message, abort: new AbortController(), next: null, saver: null };
   runs.set(which, run);
   failures.delete(which);
@@ -223,9 +236,9 @@ async function answer(which, replaced = null) {
   clearTimeout(run.saver);
   runs.delete(which);
   if (!message.content && message.finish !== "stop" && message.finish !== "length") {
-    which.messages.pop();
-    if (replaced) which.messages.push(replaced);
+    withdraw(which);
   }
+  delete message.replaced;
   which.updated = Date.now();
   if (which === chat) draw();
   say(failures.has(which) ? "" : message.finish === "stopped" ? "Stopped." : "The answer is complete.");
@@ -237,6 +250,7 @@ function take(which, run, chunk) {
   const [choice] = chunk.choices ?? [];
   const text = choice?.delta?.content ?? "";
   message.content += text;
+  if (text) delete message.replaced;
   message.marks += marksOf(text, chunk.racer?.sources);
   if (choice?.finish_reason) message.finish = choice.finish_reason;
   if (chunk.racer) message.stats = { ...message.stats, ...store.cleanStats(chunk.racer) };
@@ -367,14 +381,14 @@ function drawFailure(running) {
 
 // Dialogs, notices, copies -------------------------------------------------------------------------------------
 
-let systemSaver = null;
+const systemSavers = new Map();
 function changed(name) {
   if (name === "shade") draw();
   if (name !== "system") return;
   chat.system = settings.system; // new chats begin with it, too
   const which = chat;
-  clearTimeout(systemSaver);
-  if (which.updated) systemSaver = setTimeout(() => save(which), 500);
+  clearTimeout(systemSavers.get(which));
+  if (which.updated) systemSavers.set(which, setTimeout(() => save(which), 500));
 }
 
 const load = () => loadChoices().catch((error) => notice(error.message, "Retry", load));
@@ -396,12 +410,13 @@ api.hooks.askKey = (refused) =>
   });
 
 async function copy(button, text) {
-  const label = button.textContent;
-  button.textContent = await navigator.clipboard.writeText(text).then(
+  button.dataset.label ??= button.textContent;
+  const copied = navigator.clipboard?.writeText(text) ?? Promise.reject(); // there is none over plain HTTP from elsewhere
+  button.textContent = await copied.then(
     () => "Copied",
     () => "Copy failed",
   );
-  setTimeout(() => (button.textContent = label), 1500);
+  setTimeout(() => (button.textContent = button.dataset.label), 1500);
 }
 
 // What the reader does -------------------------------------------------------------------------------------------
@@ -478,8 +493,7 @@ $("messages").addEventListener("toggle", opened, true); // it does not bubble
 document.addEventListener("keydown", shortcut);
 addEventListener("hashchange", () => openChat(location.hash.slice(1)));
 addEventListener("beforeunload", (event) => {
-  const edits = [...document.querySelectorAll(".editor textarea")];
-  if (edits.some((box) => box.value !== box.defaultValue)) event.preventDefault();
+  if (isEditing()) event.preventDefault();
 });
 addEventListener("pagehide", () => {
   for (const which of runs.keys()) store.put(which, false).catch(() => {});

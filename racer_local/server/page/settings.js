@@ -33,8 +33,8 @@ export function requestFields() {
   const stop = settings.stop.split("\n").filter(Boolean);
   if (stop.length) fields.stop = stop.map((line) => line.replaceAll("\\n", "\n"));
   const chosen = settings.corpora.filter((id) => corpora.some((corpus) => corpus.id === id));
-  fields.racer = { draft: settings.racer ? "racer" : "none", sources: true };
-  if (chosen.length) fields.racer.corpora = chosen;
+  fields.racer = settings.racer ? { sources: true } : { draft: "none", sources: true };
+  if (chosen.length && settings.racer) fields.racer.corpora = chosen;
   return fields;
 }
 

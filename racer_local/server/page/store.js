@@ -116,7 +116,7 @@ function cleanMessage(message) {
   const clean = { role: message.role, content: message.content };
   if (message.role === "user") return clean;
   clean.finish = text(message.finish) || "stop";
-  if (/^(?:\d{1,7}[nclpo])*$/.test(message.marks ?? "-")) clean.marks = message.marks;
+  if (/^(?:\d{1,7}[nclpo])*$/.test(text(message.marks) || "-")) clean.marks = message.marks;
   if (message.stats && typeof message.stats === "object") clean.stats = cleanStats(message.stats);
   return clean;
 }
@@ -139,7 +139,7 @@ export function cleanStats(stats) {
 function cleanChat(chat) {
   if (!Array.isArray(chat?.messages)) throw new Error("a conversation without messages");
   return {
-    id: /^[0-9a-f]{24}$/.test(chat.id) ? chat.id : newId(),
+    id: /^[0-9a-f]{24}$/.test(text(chat.id)) ? chat.id : newId(),
     title: text(chat.title).slice(0, 200) || "Imported",
     updated: Number.isFinite(chat.updated) ? chat.updated : Date.now(),
     system: text(chat.system),
