@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -13,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+
+CHAT = "/v1/chat/completions"
 
 
 class Serving:
@@ -72,3 +75,21 @@ def serve(model, *flags, ready=True):
         except subprocess.TimeoutExpired:
             serving.process.kill()
             raise
+
+
+def user(text="seven eight"):
+    return [{"role": "user", "content": text}]
+
+
+def ask(client, to=CHAT, **body):
+    return client.post(to, json={"messages": user(), **body} if to == CHAT else body)
+
+
+def stream(client, to=CHAT, **body):
+    """The chunks of a streamed answer."""
+    body = {"messages": user(), **body} if to == CHAT else body
+    with client.stream("POST", to, json={"stream": True, **body}) as response:
+        assert response.status_code == 200, response.read()
+        lines = [line[len("data: ") :] for line in response.iter_lines() if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]

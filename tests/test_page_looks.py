@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pages
 import pytest
 from page_mock import Answer, pieces_of
-from pages import ATTACKS, RICH, Visitor, ask, done, expect, rendered, said, spans_of
+from pages import ATTACKS, RICH, Visitor, ask, done, eventually, expect, rendered, said, spans_of
 
 browser, mock, modules, page, visitor = pages.browser, pages.mock, pages.modules, pages.page, pages.visitor
 
@@ -128,7 +128,7 @@ def focus(page):
 
 def test_everything_works_by_keyboard_alone(page, mock):
     keys = page.keyboard
-    assert focus(page) == "text"
+    expect(page.locator("#text")).to_be_focused()
     keys.type("line one")
     keys.press("Shift+Enter")
     keys.type("line two")
@@ -143,7 +143,7 @@ def test_everything_works_by_keyboard_alone(page, mock):
     keys.press("Enter")
     done(page)
     assert mock.bodies[-1]["messages"] == [{"role": "user", "content": "changed"}]
-    assert focus(page) == "text"
+    expect(page.locator("#text")).to_be_focused()
 
     mock.script.append(Answer("word " * 300, pause=0.05))
     keys.press("Control+Shift+Enter")
@@ -155,7 +155,7 @@ def test_everything_works_by_keyboard_alone(page, mock):
     expect(page.get_by_label("Draft tokens with racer")).to_be_focused()
     keys.press("Space")
     keys.press("Escape")
-    assert focus(page) == "text"
+    expect(page.locator("#text")).to_be_focused()
     keys.press("Control+/")
     expect(page.locator("#help")).to_be_visible()
     keys.press("Escape")
@@ -168,12 +168,12 @@ def test_everything_works_by_keyboard_alone(page, mock):
     done(page)
     assert mock.bodies[-1]["racer"]["draft"] == "none"
     keys.press("Control+Shift+L")
-    assert focus(page) == "second"
+    eventually(page, lambda: focus(page) == "second")
     keys.press("F2")
     keys.type("renamed")
     keys.press("Enter")
     expect(page.locator("#list .open").first).to_have_text("renamed")
-    assert focus(page) == "renamed"
+    eventually(page, lambda: focus(page) == "renamed")
     keys.press("ArrowDown")
     keys.press("Delete")
     expect(page.locator("#list .open")).to_have_text(["renamed"])

@@ -30,7 +30,7 @@ from racer_local.server.answers import Answers, ChatAnswers, TextAnswers
 from racer_local.server.errors import ApiError
 from racer_local.server.garage import Garage
 from racer_local.server.guard import PAGE, Guard
-from racer_local.server.library import Library
+from racer_local.server.indexes import Indexes
 from racer_local.server.metrics import Metrics
 from racer_local.server.work import Cancelled, Job, Worker
 
@@ -66,7 +66,7 @@ class Server:
     config: ServerConfig
     sampling: SamplingConfig
     garage: Garage
-    library: Library
+    indexes: Indexes
     worker: Worker
     metrics: Metrics
     state: str = "loading"
@@ -115,7 +115,7 @@ class Server:
 
         def work(job: Job) -> None:
             count = partial(self.metrics.count, name)
-            asking.answer(job, self.garage.session(name), asked, self.sampling, self.library.paths, count)
+            asking.answer(job, self.garage.session(name), asked, self.sampling, self.indexes.paths, count)
 
         async def words(job: Job) -> AsyncIterator[list[Any]]:
             first = True
@@ -317,22 +317,22 @@ def _add_facts(app: FastAPI, server: Server) -> None:
 def _add_corpora(app: FastAPI, server: Server) -> None:
     @app.get("/v1/corpora")
     async def listed() -> dict[str, Any]:
-        return {"object": "list", "data": server.library.listed()}
+        return {"object": "list", "data": server.indexes.listed()}
 
     @app.post("/v1/corpora", status_code=201)
     async def make(body: requests.CorpusRequest, request: Request) -> dict[str, Any]:
-        path = server.library.allowed(body.path)
+        path = server.indexes.allowed(body.path)
         name = server.garage.name_of(body.model)
 
         def made(job: Job) -> dict[str, Any]:
             model = server.garage.session(name).model
-            return server.library.make(body.id, path, model, chat=body.chat, go_on=job.goes_on)
+            return server.indexes.make(body.id, path, model, chat=body.chat, go_on=job.goes_on)
 
         return await server.do(request, made)
 
     @app.delete("/v1/corpora/{name}")
     async def drop(name: str) -> dict[str, Any]:
-        server.library.drop(name)
+        server.indexes.drop(name)
         return {"id": name, "object": "corpus", "deleted": True}
 
 

@@ -17,7 +17,7 @@ from racer_local.errors import ConfigError, ModelError
 from racer_local.llama.vocabulary import check_file
 from racer_local.server.app import Server, make_app
 from racer_local.server.garage import Garage
-from racer_local.server.library import Library
+from racer_local.server.indexes import Indexes
 from racer_local.server.metrics import Metrics
 from racer_local.server.work import Job, Worker
 
@@ -45,11 +45,11 @@ def serve(
     for path in paths.values():
         check_file(path)
     garage = Garage(paths, model, context, draft, config.ram_bytes, log.info)
-    library = Library(draft.corpora, config.folders)
+    indexes = Indexes(draft.corpora, config.folders)
     listener = _listen(config)
     worker = Worker(config.queue)
     loaded = lambda: sum(parked.loaded for parked in garage.models.values())  # noqa: E731
-    server = Server(config, sampling, garage, library, worker, Metrics(lambda: len(worker), loaded))
+    server = Server(config, sampling, garage, indexes, worker, Metrics(lambda: len(worker), loaded))
     running = _Running(server, listener)
     running.run(sockets=[listener])
     if not worker.stop(0):  # its thread is inside llama.cpp: to free a model now, here or at exit, would end in a crash

@@ -21,7 +21,7 @@ MOST_FILE_BYTES = 1 << 26
 """Of one file that is taken in."""
 
 
-class Library:
+class Indexes:
     """Indexes by id. No path comes from a client but one within a folder that was named at the start."""
 
     def __init__(self, named: Sequence[str], folders: Sequence[str], made: Path | None = None) -> None:
