@@ -49,14 +49,14 @@ def cache_home() -> Path:
     return Path(base) / "racer_local"
 
 
-def _allowed_cpus() -> set[int]:
+def allowed_cpus() -> set[int]:
     """The CPUs that this process may run on."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def usable_cpus() -> int:
     """How many CPUs this process may use: affinity and, on Linux, the cgroup's quota."""
-    cpus = len(_allowed_cpus())
+    cpus = len(allowed_cpus())
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()[:2]
         return cpus if quota == "max" else min(cpus, max(1, int(quota) // int(period)))
@@ -74,7 +74,7 @@ def default_threads() -> int:
         asked = subprocess.run(["sysctl", "-n", "hw.perflevel0.physicalcpu"], capture_output=True, text=True)
         return int(asked.stdout) if asked.stdout.strip().isdigit() else usable_cpus()
     cores = set()
-    for cpu in _allowed_cpus():
+    for cpu in allowed_cpus():
         topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
         try:
             cores.add(((topology / "physical_package_id").read_text(), (topology / "core_id").read_text()))

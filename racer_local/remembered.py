@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -47,3 +47,22 @@ def remember(
 def _path(kind: str, facts: Mapping[str, Any], folder: Path | None) -> Path:
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
     return (folder or cache_home() / kind) / f"{key}.json"
+
+
+def everything(kind: str, format: int, folder: Path | None = None) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Facts and data of all that is remembered of a kind, by file name; what is damaged is left out."""
+    for path in sorted((folder or cache_home() / kind).glob("*.json")):
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if data["format"] == format and isinstance(data["facts"], dict):
+                yield data["facts"], data
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+
+
+def forget(kind: str, format: int, meant: Callable[[dict[str, Any]], bool], folder: Path | None = None) -> bool:
+    """Drop what is remembered of the facts that are meant; whether there was any."""
+    gone = [facts for facts, _ in everything(kind, format, folder) if meant(facts)]
+    for facts in gone:
+        _path(kind, facts, folder).unlink(missing_ok=True)
+    return bool(gone)

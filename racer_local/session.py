@@ -81,6 +81,7 @@ class Session:
         chosen = [] if model.offloads else in_the_way(context)
         if self.draft.exact and not model.offloads:
             context = context.for_exact()
+        self._kv_type = context.kv_type
         self.target = LlamaTarget(model, context, max_nodes=self.draft.nodes)
         self._racer = Racer(self.target, self.draft, model.end_tokens, chosen, notify=notify)
         self.notes: list[str] = []
@@ -92,6 +93,8 @@ class Session:
                 f"the model was trained on {model.n_ctx_train} tokens; beyond them its text may get worse "
                 f"(the context holds {self.target.n_ctx})"
             )
+        if busy := model.watch.warning(context.n_threads):
+            self.notes.append(busy)
 
     @property
     def cost(self) -> VerifyCost | None:
@@ -101,7 +104,7 @@ class Session:
     @property
     def memory_bytes(self) -> int:
         """About what model, context and drafter take."""
-        return self.model.memory_bytes(self.target.n_ctx) + self._racer.memory_bytes
+        return self.model.memory_bytes(self.target.n_ctx, self._kv_type) + self._racer.memory_bytes
 
     def answer(
         self,

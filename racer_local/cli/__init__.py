@@ -6,46 +6,54 @@ as `run` takes the parsed arguments and returns the exit code.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
 
 from racer_local import __version__
+from racer_local.cli import messages
+from racer_local.cli.parsing import INTERRUPTED, Parser, add_messages, exit_status, leaves
 from racer_local.errors import RacerError
 
-COMMANDS = ("generate", "serve", "models", "index", "profile", "doctor", "bench")
+COMMANDS = ("generate", "serve", "models", "index", "profile", "doctor", "bench", "completion")
+NOTES = f"""\
+racer-local COMMAND --help says more, with examples.
+
+environment:
+  RACER_LOCAL_HOME      folder for models, measurements and chats; default: racer_local in the user's cache folder
+  RACER_LOCAL_API_KEYS  keys of the server's clients, with commas between
+  RACER_LOCAL_SKIP_PROBE=1, RACER_LOCAL_SKIP_MEMORY_CHECK=1
+                        load a model without checking first that the build runs here, or that it fits into memory
+  NO_COLOR              no colours
+
+{exit_status()}"""
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse, but a usage error is one line: what is wrong and where the help is."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
-
-
-def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="racer-local", description="Local GGUF models, faster, with the same text.")
+def build_parser() -> Parser:
+    parser = Parser(prog="racer-local", description="Local GGUF models, faster, with the same text.", epilog=NOTES)
     parser.add_argument("--version", action="version", version=f"racer-local {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
         import_module(f"racer_local.cli.{name}").add_parser(commands)
+    for leaf in leaves(parser):
+        add_messages(leaf)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    messages.configure()
     try:
         args = build_parser().parse_args(argv)
+        messages.configure(quiet=args.quiet, log_json=args.log_json)
         return int(args.run(args))
     except RacerError as error:
-        print(f"racer-local: error: {error}", file=sys.stderr)
+        messages.error(str(error))
         return 2
     except BrokenPipeError:
         sys.stderr.close()
         return 1
     except OSError as error:
-        print(f"racer-local: error: {error}", file=sys.stderr)
+        messages.error(str(error))
         return 1
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED

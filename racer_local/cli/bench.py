@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from racer_local.bench.data import Question, read_questions
 from racer_local.binding import cpu_model
+from racer_local.cli.messages import progress, tell
 from racer_local.cli.options import (
     add_model,
     add_settings,
@@ -19,16 +19,35 @@ from racer_local.cli.options import (
     from_args,
     model_from_args,
 )
+from racer_local.cli.parsing import Parser, add_command
 from racer_local.config import COST_CURVES, DRAFTERS, MAX_NODES, ContextConfig, DraftConfig, SamplingConfig
 from racer_local.errors import ConfigError
 from racer_local.models import find
+
+EXAMPLES = {
+    "draft": (
+        "racer-local bench draft --vocab 150000 --history 0 200000",
+        "does a step grow slower with learning?",
+    ),
+    "corpus": ("racer-local bench corpus --tokens 1000000", "an index of a million tokens"),
+    "memory": ("racer-local bench memory -m smollm2-135m --draft paper,racer", "two drafters against plain decoding"),
+    "live": ("racer-local bench live -m my-model.gguf --data questions.jsonl --limit 5", "speeds by category"),
+    "server": ("racer-local bench server -m my-model.gguf --data questions.jsonl --limit 24", "HTTP against a call"),
+    "record": ("racer-local bench record -m my-model.gguf --data questions.jsonl -o trace.npz", "answers to replay"),
+    "replay": ("racer-local bench replay trace.npz --cost gpu", "what a drafter would gain on another machine"),
+    "fit": ("racer-local bench fit trace.npz -o prior.npz --test other.npz", "for another kind of text"),
+    "ids": ("racer-local bench ids -m my-model.gguf --data questions.jsonl --exact", "all ids must be equal"),
+}
 
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser("bench", help="measurements", description=__doc__)
     benches = parser.add_subparsers(dest="bench", required=True, metavar="BENCH")
 
-    draft = benches.add_parser("draft", help="what drafting costs a step, without a model")
+    def bench(name: str, help: str) -> Parser:
+        return add_command(benches, name, help=help, examples=[EXAMPLES[name]])
+
+    draft = bench("draft", "what drafting costs a step, without a model")
     for flag, default in (("nodes", 64), ("vocab", 50_000), ("context", 8192), ("steps", 500)):
         draft.add_argument(f"--{flag}", type=int, default=default, metavar="N", help="default: %(default)s")
     draft.add_argument("--draft", default="racer", choices=tuple(DRAFTERS), help="default: %(default)s")
@@ -36,20 +55,25 @@ def add_parser(commands: Any) -> None:
     draft.add_argument("--history", type=int, nargs="+", default=[0], metavar="N", help=what)
     draft.set_defaults(run=run_draft)
 
-    corpus = benches.add_parser("corpus", help="what an index costs: sorting, memory, disk, opening, a lookup")
+    corpus = add_command(
+        benches,
+        "corpus",
+        help="what an index costs: sorting, memory, disk, opening, a lookup",
+        examples=[EXAMPLES["corpus"]],
+    )
     what = "tokens of each index; default: %(default)s"
     corpus.add_argument("--tokens", type=int, nargs="+", default=[10**6, 10**7, 5 * 10**7], metavar="N", help=what)
     corpus.add_argument("--folder", type=Path, help="where the indexes lie meanwhile; default: the system's")
     corpus.set_defaults(run=run_corpus)
 
-    memory = benches.add_parser("memory", help="peak memory of an answer, plain and drafted")
+    memory = bench("memory", "peak memory of an answer, plain and drafted")
     memory.add_argument("-m", "--model", required=True, help="a GGUF file or a registry name")
     memory.add_argument("--draft", default="paper", help="drafters, separated by commas; default: %(default)s")
     memory.add_argument("--ctx", type=int, default=8192, metavar="N", help="default: %(default)s")
     memory.add_argument("--max-tokens", type=int, default=64, metavar="N", help="default: %(default)s")
     memory.set_defaults(run=run_memory)
 
-    live = benches.add_parser("live", help="the same prompts through each drafter and plain decoding")
+    live = bench("live", "the same prompts through each drafter and plain decoding")
     _add_data(live, "prompts of each category; default: all")
     live.add_argument(
         "--draft", default="lookup,racer", help="NAME, NAME@NODES, NAME+corpus, with commas; default: %(default)s"
@@ -69,26 +93,31 @@ def add_parser(commands: Any) -> None:
     add_model(live, ContextConfig)
     live.set_defaults(run=run_live)
 
-    server = benches.add_parser("server", help="what the server costs over a session of the same process")
+    server = add_command(
+        benches,
+        "server",
+        help="what the server costs over a session of the same process",
+        examples=[EXAMPLES["server"]],
+    )
     _add_data(server, "prompts of each category; default: all")
     server.add_argument("--draft", default="none,racer", help="drafters, with commas; default: %(default)s")
     add_model(server, ContextConfig)
     server.set_defaults(run=run_server)
 
-    record = benches.add_parser("record", help="record a model's greedy answers for bench replay")
+    record = bench("record", "record a model's greedy answers for bench replay")
     _add_data(record, "questions of each category; default: all")
     record.add_argument("-o", "--output", type=Path, required=True, metavar="TRACE.npz", help="the file to write")
     add_model(record, ContextConfig)
     record.set_defaults(run=run_record)
 
-    replay = benches.add_parser("replay", help="recorded answers through a drafter, under a cost curve")
+    replay = bench("replay", "recorded answers through a drafter, under a cost curve")
     replay.add_argument("trace", type=Path, metavar="TRACE.npz", help="made by bench record")
     replay.add_argument("--cost", required=True, help=f"{', '.join(COST_CURVES)}, or points like '1:1 2:1.5 8:3'")
     replay.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     add_settings(replay, DraftConfig, without=("exact", "remember"))
     replay.set_defaults(run=run_replay)
 
-    fit = benches.add_parser("fit", help="fit the prior of the acceptance estimates to recorded answers")
+    fit = bench("fit", "fit the prior of the acceptance estimates to recorded answers")
     fit.add_argument("trace", type=Path, nargs="+", metavar="TRACE.npz", help="made by bench record")
     fit.add_argument("-o", "--output", type=Path, required=True, metavar="PRIOR.npz", help="the file to write")
     fit.add_argument(
@@ -101,7 +130,7 @@ def add_parser(commands: Any) -> None:
     fit.add_argument("--test", type=Path, metavar="TRACE.npz", help="a trace to judge the fit by, not fitted to")
     fit.set_defaults(run=run_fit)
 
-    ids = benches.add_parser("ids", help="do drafts leave the token ids as they are?")
+    ids = bench("ids", "do drafts leave the token ids as they are?")
     ids.add_argument("--data", type=Path, required=True, help='JSONL with {"turns": [...]} or {"prompt": ...} a line')
     ids.add_argument("--limit", type=int, default=20, metavar="N", help="prompts; default: %(default)s")
     ids.add_argument("--drafts", default="racer,paper", help="separated by commas; default: %(default)s")
@@ -131,13 +160,12 @@ def _questions(args: argparse.Namespace) -> list[Question]:
 
 
 def run_live(args: argparse.Namespace) -> int:
-    from tqdm import tqdm
-
     from racer_local.bench import live
     from racer_local.corpus.shelf import check_indexes
     from racer_local.llama import Model
 
-    questions, context = _questions(args), context_from_args(args)
+    path = find(args.model)
+    questions, context = _questions(args), context_from_args(args, path)
     check_output(args.json)
     drafts = args.draft.split(",")
     if args.exact:
@@ -148,13 +176,13 @@ def run_live(args: argparse.Namespace) -> int:
     lengths = args.context_tokens or ([300, 1500] if args.exact else [])
     if lengths and min(lengths) < 1:
         raise ConfigError("--context-tokens must be at least 1")
-    with Model(find(args.model), model_from_args(args)) as model:
+    with Model(path, model_from_args(args)) as model:
         if lengths:
             questions = live.in_context(model, questions, lengths)
         measured, interrupted = live.Measured([]), False
         total = sum(len(question.turns) for question in questions)
         try:
-            with tqdm(total=total, unit="prompt", disable=None) as bar:
+            with progress(total=total, unit="prompt") as bar:
                 for measured in live.measure(model, questions, drafts, context, args.max_tokens, args.corpus):
                     bar.update(measured.answers - bar.n)
         except KeyboardInterrupt:
@@ -168,17 +196,16 @@ def run_live(args: argparse.Namespace) -> int:
 
 
 def run_server(args: argparse.Namespace) -> int:
-    from tqdm import tqdm
-
     from racer_local.bench.server import Overhead, measure
 
-    questions, context, model = _questions(args), context_from_args(args), model_from_args(args)
+    path = find(args.model)
+    questions, context, model = _questions(args), context_from_args(args, path), model_from_args(args)
     drafts = [draft.strip() for draft in args.draft.split(",")]
     for draft in drafts:
         DraftConfig(draft=draft)
-    found, path, interrupted = Overhead(), find(args.model), False
+    found, interrupted = Overhead(), False
     try:
-        with tqdm(total=len(questions) * len(drafts), unit="answer", disable=None) as bar:
+        with progress(total=len(questions) * len(drafts), unit="answer") as bar:
             for found in measure(path, model, context, questions, drafts, args.max_tokens):
                 bar.update(found.answers - bar.n)
     except KeyboardInterrupt:
@@ -212,23 +239,22 @@ def _live_table(result: dict[str, Any]) -> str:
 
 
 def run_record(args: argparse.Namespace) -> int:
-    from tqdm import tqdm
-
     from racer_local.bench.record import Conversation, record, to_trace
     from racer_local.llama import Model
 
     questions, conversations = _questions(args), list[Conversation]()
     interrupted, skipped = False, 0
     check_output(args.output)
-    with Model(find(args.model), model_from_args(args)) as model:
-        answers = record(model, questions, context_from_args(args), args.max_tokens)
+    path = find(args.model)
+    with Model(path, model_from_args(args)) as model:
+        answers = record(model, questions, context_from_args(args, path), args.max_tokens)
         try:
-            for answered in tqdm(answers, total=len(questions), unit="question", disable=None):
+            for answered in progress(answers, total=len(questions), unit="question"):
                 conversations += answered
                 skipped += not answered
         except KeyboardInterrupt:
             interrupted = True
-            print("interrupted: keeping what is recorded", file=sys.stderr)
+            tell("interrupted: keeping what is recorded")
     result = {"conversations": len(conversations), "skipped": skipped}
     if conversations:
         trace = to_trace(conversations)
@@ -239,8 +265,6 @@ def run_record(args: argparse.Namespace) -> int:
 
 
 def run_replay(args: argparse.Namespace) -> int:
-    from tqdm import tqdm
-
     from racer_local.bench.replay import replay, summary
     from racer_local.bench.trace import load_trace
     from racer_local.corpus.corpora import Corpora
@@ -252,7 +276,7 @@ def run_replay(args: argparse.Namespace) -> int:
     if isinstance(drafter, ReadsCorpora):
         drafter.use(Corpora(draft.corpora, None))
     answers = replay(trace, drafter, cost, draft.nodes)
-    result = summary(tqdm(answers, total=len(trace.gen), unit="answer", disable=None))
+    result = summary(progress(answers, total=len(trace.gen), unit="answer"))
     if not args.json:
         for name, f in [*result["categories"].items(), ("total", result["total"])]:
             print(f"{name:16} {f['speedup']:6.2f}x  MAT {f['mat']:6.2f}  nodes {f['mean_nodes']:6.1f}")
@@ -261,8 +285,6 @@ def run_replay(args: argparse.Namespace) -> int:
 
 
 def run_fit(args: argparse.Namespace) -> int:
-    from tqdm import tqdm
-
     from racer_local.acceptance import load_prior
     from racer_local.bench import fit
     from racer_local.bench.trace import load_trace
@@ -274,12 +296,10 @@ def run_fit(args: argparse.Namespace) -> int:
         if len(args.corpus) != len(traces):
             raise ConfigError(f"{len(traces)} traces need as many indexes after --corpus, one each, in the same order")
         with TemporaryDirectory() as folder:
-            examples = fit.collect_with_indexes(
-                tqdm([*zip(traces, args.corpus, strict=True)], disable=None), Path(folder)
-            )
+            examples = fit.collect_with_indexes(progress([*zip(traces, args.corpus, strict=True)]), Path(folder))
         net = fit.fit_corpora(examples, load_prior())
     else:
-        parts = [fit.collect(trace, keep=keep) for trace in tqdm(traces, disable=None) for keep in (True, False)]
+        parts = [fit.collect(trace, keep=keep) for trace in progress(traces) for keep in (True, False)]
         examples = fit.Examples.join(parts)
         net = fit.fit(examples)
     fit.save(net, args.output)
@@ -339,9 +359,10 @@ def run_ids(args: argparse.Namespace) -> int:
     drafts = args.drafts.split(",")
     for spec in drafts:
         parse_draft(spec, args.corpus)
-    context, sampling = context_from_args(args), from_args(SamplingConfig, args)
+    path = find(args.model)
+    context, sampling = context_from_args(args, path), from_args(SamplingConfig, args)
     result: dict[str, Any] = {}
-    with Model(find(args.model), model_from_args(args)) as model:
+    with Model(path, model_from_args(args)) as model:
         found = measure(
             model, prompts, drafts, context, sampling, args.max_tokens, exact=args.exact, corpora=args.corpus
         )

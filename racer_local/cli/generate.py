@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from racer_local import models
+from racer_local.cli.messages import report, tell
 from racer_local.cli.options import add_model, context_from_args, from_args, model_from_args
+from racer_local.cli.parsing import INTERRUPTED, add_command
+from racer_local.cli.process import interruptible, show_any_character
 from racer_local.config import DEFAULT_MAX_TOKENS, ContextConfig, DraftConfig, SamplingConfig
 from racer_local.errors import ConfigError
 
@@ -21,12 +22,21 @@ if TYPE_CHECKING:
     from racer_local.session import Answer, Difference, Session
     from racer_local.stats import GenerationStats
 
-INTERRUPTED = 130
+DESCRIPTION = """\
+Answer one prompt on stdout as it grows, and say in a line on stderr how fast it came: tokens a second, forwards, MAT
+(tokens a forward), what was drafted and accepted. The model checks what is drafted, so the text stays its own."""
+EXAMPLES = (
+    ('racer-local generate -m smollm2-135m -p "Write a haiku about rivers."', "a model by its name in the registry"),
+    ("racer-local generate -m my-model.gguf -p - --compare < prompt.txt", "a prompt from stdin, plainly and drafted"),
+    ("racer-local generate -m my-model.gguf -p Hi --temperature 0.8 --seed 7 --json", "sampled, as JSON"),
+)
 WARM_UP_TOKENS = 8
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("generate", help="answer one prompt, streaming", description=__doc__)
+    parser = add_command(
+        commands, "generate", help="answer one prompt, streaming", description=DESCRIPTION, examples=EXAMPLES
+    )
     parser.add_argument("-p", "--prompt", required=True, help="the prompt; - reads it from stdin")
     parser.add_argument("--system", help="a system message before the prompt")
     parser.add_argument("--raw", action="store_true", help="no chat template: the prompt as it is, control tokens too")
@@ -41,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
     # All that can be wrong without the model is found before it is loaded.
     text = _read_prompt(args)
     sampling, draft = from_args(SamplingConfig, args), from_args(DraftConfig, args)
-    context, config = context_from_args(args), model_from_args(args)
+    path = models.find(args.model)
+    context, config = context_from_args(args, path), model_from_args(args)
     if args.compare and not (sampling.greedy or sampling.seeded):
         raise ConfigError("--compare with a temperature needs a --seed, or the two answers differ by chance")
     if args.compare and draft.remember:
@@ -50,9 +61,8 @@ def run(args: argparse.Namespace) -> int:
         from racer_local.corpus.shelf import check_indexes
 
         check_indexes(draft.corpora)
-    path = models.find(args.model)
-    _show_any_character()
-    with _interruptible() as cancelled:
+    show_any_character()
+    with interruptible() as cancelled:
         from racer_local.llama import Model  # an interrupt while it is imported might get lost
 
         with Model(path, config) as model:
@@ -76,7 +86,7 @@ class _Work:
     def open(self, draft: DraftConfig) -> Session:
         from racer_local.session import Session
 
-        return Session(self.model, self.context, draft, notify=_tell)
+        return Session(self.model, self.context, draft, notify=tell)
 
     def answer(self, session: Session, max_tokens: int, *, show: bool, record: bool = False) -> Answer:
         on_text = _stream if show and not self.args.json else _ignore
@@ -96,9 +106,9 @@ class _Work:
 def _answer(work: _Work) -> None:
     with work.open(work.draft) as session:
         for note in session.notes:
-            print(f"racer-local: note: {note}", file=sys.stderr)
+            tell(f"note: {note}")
         answer = work.answer(session, work.args.max_tokens, show=True)
-    print(describe(answer.stats), file=sys.stderr)
+    report(describe(answer.stats), **answer.stats.as_dict())
     if work.args.json:
         print(json.dumps(as_json(answer), ensure_ascii=False))
 
@@ -112,13 +122,13 @@ def _compare(work: _Work) -> None:
             work.answer(session, min(WARM_UP_TOKENS, work.args.max_tokens), show=False, record=True)
             session.forget()
             answers.append(work.answer(session, work.args.max_tokens, show=not answers, record=True))
-        print(describe(answers[-1].stats), file=sys.stderr)
+        report(describe(answers[-1].stats), **answers[-1].stats.as_dict())
         if work.cancelled():
-            print("interrupted: there are no two whole answers to compare", file=sys.stderr)
+            report("interrupted: there are no two whole answers to compare")
             return
     plain, drafted = answers
     difference = first_difference(plain, drafted)
-    print(_verdict(work.model, plain, drafted, difference), file=sys.stderr)
+    report(_verdict(work.model, plain, drafted, difference))
     if work.args.json:
         print(json.dumps(_compare_json(plain, drafted, difference), ensure_ascii=False))
 
@@ -201,37 +211,9 @@ def _prompt_tokens(model: Model, text: str, args: argparse.Namespace) -> list[in
     return render_chat(model, [*system, {"role": "user", "content": text}])
 
 
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C asks the work to stop at its next step, a second one stops it where it is."""
-    pressed = False
-
-    def on_interrupt(number: int, frame: object) -> None:
-        nonlocal pressed
-        if pressed:
-            raise KeyboardInterrupt
-        pressed = True
-
-    before = signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        yield lambda: pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _show_any_character() -> None:
-    """A terminal that can't show a character shows a replacement, and does not end the answer."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-
-
 def _stream(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
-
-
-def _tell(message: str) -> None:
-    print(f"racer-local: {message}", file=sys.stderr)
 
 
 def _ignore(text: str) -> None:

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from racer_local import models
+from racer_local.cli.messages import progress, tell
 from racer_local.cli.options import check_output
+from racer_local.cli.parsing import Parser, add_command
 from racer_local.config import parse_size
 from racer_local.errors import ConfigError, CorpusError
 from racer_local.models import readable_size
@@ -24,6 +26,14 @@ if TYPE_CHECKING:
     from racer_local.corpus.store import Part, Store
     from racer_local.llama.vocabulary import Vocabulary
 
+EXAMPLES = {
+    "build": ("racer-local index build ~/code ~/notes -m my-model.gguf -o my.index", "for every model of its family"),
+    "add": ("racer-local index add my.index ~/code", "takes in what is new or has changed"),
+    "remove": ("racer-local index remove my.index ~/code/old", "a folder with all that is in it"),
+    "clear": ("racer-local index clear own.index", "an index that --remember filled is empty again"),
+    "info": ("racer-local index info my.index --files", "its size, and the files in it"),
+    "search": ('racer-local index search my.index "def main(" --explain', "continuations, and the files they are from"),
+}
 MOST_BYTES = "1G"
 """Of one file, by default."""
 SHOWN = 8
@@ -34,13 +44,16 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("index", help="index your files, so that drafts come from them", description=__doc__)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
 
-    build = actions.add_parser("build", help="index files and folders, as .gitignore says")
+    def action(name: str, help: str) -> Parser:
+        return add_command(actions, name, help=help, examples=[EXAMPLES[name]])
+
+    build = action("build", "index files and folders, as .gitignore says")
     build.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="files and folders")
     build.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the index")
     build.add_argument("-m", "--model", required=True, help="a GGUF file or a name: whose vocabulary to use")
     build.set_defaults(run=run_build)
 
-    add = actions.add_parser("add", help="add files, or take in what has changed in them")
+    add = action("add", "add files, or take in what has changed in them")
     add.add_argument("index", type=Path, metavar="FILE", help="the index")
     add.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="files and folders")
     add.add_argument("-m", "--model", help="default: the model that the index was built with")
@@ -52,22 +65,22 @@ def add_parser(commands: Any) -> None:
         what = "leave out larger files; default: %(default)s"
         parser.add_argument("--max-file-size", default=MOST_BYTES, metavar="SIZE", help=what)
 
-    remove = actions.add_parser("remove", help="take files out")
+    remove = action("remove", "take files out")
     remove.add_argument("index", type=Path, metavar="FILE", help="the index")
     remove.add_argument("paths", nargs="+", metavar="PATH", help="files, or folders with all that is in them")
     remove.set_defaults(run=run_remove)
 
-    clear = actions.add_parser("clear", help="forget everything in it")
+    clear = action("clear", "forget everything in it")
     clear.add_argument("index", type=Path, metavar="FILE", help="the index")
     clear.set_defaults(run=run_clear)
 
-    info = actions.add_parser("info", help="what is in it, and how large it is")
+    info = action("info", "what is in it, and how large it is")
     info.add_argument("index", type=Path, metavar="FILE", help="the index")
     info.add_argument("--files", action="store_true", help="list the files")
     info.add_argument("--check", action="store_true", help="read all of it and compare the checksums")
     info.set_defaults(run=run_info)
 
-    search = actions.add_parser("search", help="the continuations that a draft would see behind a text")
+    search = action("search", "the continuations that a draft would see behind a text")
     search.add_argument("index", type=Path, metavar="FILE", help="the index")
     search.add_argument("text", help="the text so far")
     search.add_argument("-m", "--model", help="default: the model that the index was built with")
@@ -199,17 +212,14 @@ def _files(args: argparse.Namespace) -> tuple[list[Found], Counter[str]]:
 def _collect(
     args: argparse.Namespace, files: list[Found], vocabulary: Vocabulary, folder: Path, skipped: Counter[str]
 ) -> Part:
-    from tqdm import tqdm
-
     from racer_local.corpus.build import collect, estimate
 
     size = estimate(files, vocabulary, chat=args.chat, max_tokens=args.max_tokens)
-    print(
+    tell(
         f"{size.files} files, {readable_size(size.bytes)}: about {size.tokens} tokens, {readable_size(size.disk)} on "
-        f"disk, {readable_size(size.memory)} of memory while it is built, {readable_size(size.resident)} in use",
-        file=sys.stderr,
+        f"disk, {readable_size(size.memory)} of memory while it is built, {readable_size(size.resident)} in use"
     )
-    with tqdm(total=size.bytes, unit="B", unit_scale=True, disable=None) as bar:
+    with progress(total=size.bytes, unit="B", unit_scale=True) as bar:
         return collect(
             files,
             vocabulary,
@@ -236,7 +246,7 @@ def _vocabulary_of(store: Store, model: str | None) -> Iterator[Vocabulary]:
 @contextmanager
 def _busy(what: str) -> Iterator[None]:
     if sys.stderr.isatty():
-        print(f"{what} ...", file=sys.stderr)
+        tell(f"{what} ...")
     yield
 
 

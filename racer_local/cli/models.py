@@ -9,8 +9,13 @@ import time
 from typing import Any, TextIO
 
 from racer_local import models
+from racer_local.cli import messages
+from racer_local.cli.parsing import add_command
 from racer_local.models import Entry, Progress, readable_size
 
+LIST_EXAMPLES = (("racer-local models list --json", "names, sizes, licences, and where the files are"),)
+FETCH_EXAMPLES = (("racer-local models fetch smollm2-135m", "98 MB; an interrupted download goes on where it stopped"),)
+PATH_EXAMPLES = (("racer-local models path smollm2-135m", "for other programs that read GGUF files"),)
 REDRAW_S = 0.1
 WIDTH = 24
 STEP_BYTES = 50_000_000
@@ -20,13 +25,14 @@ STEP_BYTES = 50_000_000
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser = commands.add_parser("models", help="list and fetch models", description="Models by name.")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = actions.add_parser("list", help="all known models and whether they are here")
+    what = "all known models and whether they are here"
+    listing = add_command(actions, "list", help=what, examples=LIST_EXAMPLES)
     listing.add_argument("--json", action="store_true", help="for machines")
     listing.set_defaults(run=run_list)
-    fetching = actions.add_parser("fetch", help="get a model; prints its path")
+    fetching = add_command(actions, "fetch", help="get a model; prints its path", examples=FETCH_EXAMPLES)
     fetching.add_argument("name", metavar="NAME", help="see: racer-local models list")
     fetching.set_defaults(run=run_fetch)
-    path = actions.add_parser("path", help="print the path of a fetched model")
+    path = add_command(actions, "path", help="print the path of a fetched model", examples=PATH_EXAMPLES)
     path.add_argument("name", metavar="NAME")
     path.set_defaults(run=run_path)
 
@@ -42,13 +48,14 @@ def run_list(args: argparse.Namespace) -> int:
 
 def run_fetch(args: argparse.Namespace) -> int:
     entry = models.entry_of(args.name)
-    bar = ProgressBar(sys.stderr)
-    if not entry.fetched:
+    bar = ProgressBar(sys.stderr) if messages.drawing() else None
+    if bar and not entry.fetched:
         bar.note(f"{entry.name}: {readable_size(entry.size)}, licence: {entry.licence} ({entry.licence_url})")
     try:
         path = models.fetch(entry.name, bar)
     finally:
-        bar.close()
+        if bar:
+            bar.close()
     print(path)
     return 0
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from racer_local.config import ContextConfig, ModelConfig, Options
 from racer_local.errors import ConfigError
+from racer_local.tuned import recall
 
 T = TypeVar("T")
 
@@ -35,7 +36,11 @@ def from_args(config: type[T], args: argparse.Namespace, **more: Any) -> T:
 
 
 def add_model(
-    parser: argparse.ArgumentParser, *configs: type, without: tuple[str, ...] = (), several: bool = False
+    parser: argparse.ArgumentParser,
+    *configs: type,
+    without: tuple[str, ...] = (),
+    several: bool = False,
+    required: bool = True,
 ) -> None:
     """The flags of a command that opens a model: how to load it, and the settings of these config classes but some."""
     what = "a GGUF file, or a name from: racer-local models list"
@@ -43,7 +48,7 @@ def add_model(
         more = "; NAME=FILE gives it a name; may be repeated, the others are loaded when they are asked for"
         parser.add_argument("-m", "--model", required=True, action="append", help=what + more)
     else:
-        parser.add_argument("-m", "--model", required=True, help=what)
+        parser.add_argument("-m", "--model", required=required, help=what)
     add_settings(parser, ModelConfig, *configs, without=without)
     for owner in ("model", "context"):
         parser.add_argument(
@@ -68,8 +73,17 @@ def model_from_args(args: argparse.Namespace) -> ModelConfig:
     return from_args(ModelConfig, args, options=parse_options(args.model_option, "--model-option"))
 
 
-def context_from_args(args: argparse.Namespace) -> ContextConfig:
-    return from_args(ContextConfig, args, options=parse_options(args.context_option, "--context-option"))
+def context_from_args(args: argparse.Namespace, path: Path | None = None) -> ContextConfig:
+    """With what `tune --apply` remembered of the model file at `path` for what was left open.
+
+    Flash attention and the type of keys and values were found together, so one that is given drops both.
+    """
+    options = parse_options(args.context_option, "--context-option")
+    given = from_args(ContextConfig, args, options=options)
+    found = recall(path) if path else {}
+    if args.flash_attn or args.kv_type:
+        found = {name: value for name, value in found.items() if name not in ("flash_attn", "kv_type")}
+    return replace(given, **{name: value for name, value in found.items() if getattr(args, name) is None})
 
 
 def parse_options(pairs: list[str], flag: str) -> Options:

@@ -9,29 +9,37 @@ from typing import TYPE_CHECKING, Any
 
 from racer_local import models
 from racer_local.cli.options import add_model, context_from_args, from_args, model_from_args
+from racer_local.cli.parsing import add_command
 from racer_local.config import ContextConfig, DraftConfig
 from racer_local.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from racer_local.cost import VerifyCost
 
+DESCRIPTION = """\
+Measure T(n), what verifying a tree of n nodes costs with this model, these settings and this machine, in forwards of
+one token, and remember it. Each model is measured by itself when it is first opened; this measures it again."""
+EXAMPLES = (
+    ("racer-local profile -m smollm2-135m", "a bar for each size"),
+    ("racer-local profile -m my-model.gguf --exact", "also: up to how many nodes a tree changes no bit"),
+)
 WIDTH = 50
 
 
 def add_parser(commands: Any) -> None:
     what = "measure what verifying n nodes costs, and remember it for the drafts"
-    parser = commands.add_parser("profile", help=what, description=__doc__)
+    parser = add_command(commands, "profile", help=what, description=DESCRIPTION, examples=EXAMPLES)
     add_model(parser, ContextConfig, DraftConfig, without=("corpora", "remember"))
     parser.add_argument("--json", action="store_true", help="for machines")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    context, config = context_from_args(args), model_from_args(args)
+    path = models.find(args.model)
+    context, config = context_from_args(args, path), model_from_args(args)
     draft = from_args(DraftConfig, args)
     if not draft.needs_cost:
         raise ConfigError("only the racer drafter decides by costs; leave out --draft, and --max-nodes 1")
-    path = models.find(args.model)
 
     from racer_local.draft.racer import RacerDrafter
     from racer_local.llama import LlamaTarget, Model

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import argparse
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from racer_local import models
 from racer_local.cli.options import add_model, add_settings, context_from_args, from_args, model_from_args
+from racer_local.cli.parsing import add_command
 from racer_local.config import ContextConfig, DraftConfig, SamplingConfig, ServerConfig
 from racer_local.errors import ConfigError
 
 KEYS = "RACER_LOCAL_API_KEYS"
+DESCRIPTION = """\
+Serve chat and text completions, embeddings and a page to chat on to any client of OpenAI's, until SIGTERM or Ctrl-C.
+It listens to this machine alone unless told otherwise. What a request leaves open is as given here."""
+EXAMPLES = (
+    ("racer-local serve -m smollm2-135m", "the page at http://127.0.0.1:8080, OpenAI's HTTP at /v1"),
+    ("racer-local serve -m small=a.gguf -m large=b.gguf --max-ram 8G", "two models, loaded as they are asked for"),
+    ("racer-local serve -m my-model.gguf --host 0.0.0.0 --api-key KEY-OF-8-OR-MORE", "for the whole network"),
+)
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("serve", help="serve OpenAI's HTTP and a page to chat on", description=__doc__)
+    what = "serve OpenAI's HTTP and a page to chat on"
+    parser = add_command(commands, "serve", help=what, description=DESCRIPTION, examples=EXAMPLES)
     add_model(parser, ContextConfig, DraftConfig, SamplingConfig, several=True)
     add_settings(parser, ServerConfig)
     parser.set_defaults(run=run)
@@ -27,8 +38,10 @@ def run(args: argparse.Namespace) -> int:
     from_environment = [key for key in os.environ.get(KEYS, "").split(",") if key]
     config = from_args(ServerConfig, args, api_keys=(*(args.api_keys or ()), *from_environment))
     draft, sampling = from_args(DraftConfig, args), from_args(SamplingConfig, args)
-    context, model = context_from_args(args), model_from_args(args)
+    model, context = model_from_args(args), partial(context_from_args, args)
     paths = _named(args.model)
+    for path in paths.values():
+        context(path)
     if draft.remember and len(config.api_keys) > 1:
         raise ConfigError("--remember would let one key's answers draft for another; leave it out, or use one key")
     if draft.corpora:

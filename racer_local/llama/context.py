@@ -17,6 +17,8 @@ from racer_local.errors import ConfigError, DecodeError, ModelError
 from racer_local.llama import library
 from racer_local.llama.batch import Batch
 from racer_local.llama.model import Model
+from racer_local.llama.vocabulary import weight_bytes
+from racer_local.machine import demand_memory, held_of_files
 from racer_local.target import Rows, never
 
 OWN_FIELDS = {
@@ -106,6 +108,14 @@ class Context:
         return params
 
     def _open(self, params: Any, config: ContextConfig) -> Any:
+        if not self.model.offloads:
+            rows = 4 * self.model.n_vocab * self._max_rows
+            kept = min(held_of_files(), weight_bytes(self.model.path))  # to read them again for each token is no use
+            demand_memory(
+                self.model.kv_bytes(params.n_ctx, config.kv_type) + rows + kept,
+                f"{self.model.path.name} with a context of {params.n_ctx} tokens",
+                "take a smaller --ctx, a smaller quant, or --kv-type q8_0",
+            )
         library.forget_errors()
         handle = self._lib.llama_init_from_model(self.model.handle, params)
         if not handle:

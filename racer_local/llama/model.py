@@ -11,7 +11,8 @@ from racer_local.binding import cpu_model
 from racer_local.config import ModelConfig, Options
 from racer_local.errors import ConfigError, ModelError
 from racer_local.llama import library
-from racer_local.llama.vocabulary import Vocabulary, check_file
+from racer_local.llama.vocabulary import Vocabulary, check_file, weight_bytes
+from racer_local.machine import CpuWatch, demand_memory
 
 ENUMS = {"load_mode": range(-1, 5), "lazy_mode": range(3), "split_mode": range(4)}
 """Values of llama_load_mode, llama_lazy_mode and llama_split_mode."""
@@ -36,12 +37,22 @@ class Model(Vocabulary):
         check_file(self.path)
         self._lib = library.init()
         params = self._lib.llama_model_default_params()
-        self.offloads = bool(self._lib.llama_supports_gpu_offload()) and config.gpu_layers != 0
+        self.offloads = self.would_offload(config)
         params.n_gpu_layers = config.gpu_layers if self.offloads else 0
         _check_options(config)
         library.set_fields(params, config.options, "the model")
+        self.watch = CpuWatch()
+        """Of other programs, from before it was loaded."""
+        if not self.offloads:
+            size = weight_bytes(self.path)
+            demand_memory(size, f"{self.path.name} by itself", "take a smaller quant or model")
         self._load(params)
         self._read_facts()
+
+    @staticmethod
+    def would_offload(config: ModelConfig) -> bool:
+        """Whether layers would be kept on a GPU."""
+        return bool(library.init().llama_supports_gpu_offload()) and config.gpu_layers != 0
 
     @classmethod
     def lent(cls, handle: Any, path: str | Path, *, offloads: bool, options: Options) -> Model:
@@ -52,7 +63,7 @@ class Model(Vocabulary):
         model = cls.__new__(cls)
         model.path, model._lib, model._handle, model.offloads = Path(path), library.init(), handle, offloads
         model._gpu_layers, model._options = -1 if offloads else 0, dict(options)
-        model._contexts = weakref.WeakSet()
+        model._contexts, model.watch = weakref.WeakSet(), CpuWatch()
         model._free = weakref.finalize(model, _leave, handle)
         model._read_facts()
         return model
@@ -82,13 +93,9 @@ class Model(Vocabulary):
             "cpu": cpu_model(),
         }
 
-    def memory_bytes(self, n_ctx: int) -> int:
-        """About what the weights and a context of n_ctx tokens take (keys and values in 16 bits)."""
-        lib, handle = self._lib, self.handle
-        width = lib.llama_model_n_embd(handle) // max(1, lib.llama_model_n_head(handle))
-        head = int(self.metadata("{arch}.attention.key_length") or width)
-        token = 2 * 2 * head * lib.llama_model_n_head_kv(handle) * lib.llama_model_n_layer(handle)
-        return int(lib.llama_model_size(handle) + token * n_ctx)
+    def memory_bytes(self, n_ctx: int, kv_type: str | None = None) -> int:
+        """About what the weights and a context of n_ctx tokens take, with keys and values of this type."""
+        return int(self._lib.llama_model_size(self.handle)) + self.kv_bytes(n_ctx, kv_type)
 
     @property
     def chat_template(self) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import re
 import weakref
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 GGUF_MAGIC = b"GGUF"
+KV_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}
+"""Bytes of a cached number by kv_type."""
+SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 class Vocabulary:
@@ -165,6 +169,26 @@ class Vocabulary:
         return int(kind) if kind else 0
 
     @property
+    def trained_on(self) -> int:
+        """Tokens of the context that the model was trained with; 0 where the file does not say."""
+        return self._count("{arch}.context_length")
+
+    def kv_bytes(self, n_ctx: int, kv_type: str | None = None) -> int:
+        """About what the keys and values of n_ctx tokens take in this type (by default f16).
+
+        For a recurrent or hybrid memory, which keeps less of some layers, it is too much.
+        """
+        layers, heads = self._count("{arch}.block_count"), self._count("{arch}.attention.head_count")
+        kv_heads = self._count("{arch}.attention.head_count_kv") or heads
+        width = self._count("{arch}.embedding_length") // max(1, heads)
+        lengths = [self._count(f"{{arch}}.attention.{name}_length") or width for name in ("key", "value")]
+        return int(n_ctx * layers * kv_heads * sum(lengths) * KV_BYTES[kv_type or "f16"])
+
+    def _count(self, key: str) -> int:
+        """A number of the metadata; the largest where it has one for each layer, 0 where there is none."""
+        return max(map(int, re.findall(r"\d+", self.metadata(key) or "")), default=0)
+
+    @property
     def bos(self) -> str:
         return self._special_text(self._lib.llama_vocab_bos(self.vocab))
 
@@ -202,6 +226,16 @@ def check_file(path: Path, *, weights: bool = True) -> None:
         raise ModelError(f"{path} is no GGUF file (it starts with {magic!r}); convert the model or pick another")
     if weights and tensors == bytes(8):
         raise ModelError(f"{path} holds a vocabulary and no weights; use the whole model file")
+
+
+def weight_bytes(path: Path) -> int:
+    """Size of a model's file, or of all files that it is split into (NAME-00001-of-00003.gguf)."""
+    split = SPLIT.search(path.name)
+    stem = path.name[: split.start()] if split else ""
+    parts = (
+        [path.with_name(f"{stem}-{i:05}-of-{split[2]}.gguf") for i in range(1, int(split[2]) + 1)] if split else [path]
+    )
+    return sum(part.stat().st_size for part in parts if part.is_file())
 
 
 def why_not(path: Path, reason: str) -> str:

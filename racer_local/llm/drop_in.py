@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,8 +32,10 @@ from racer_local.llama.parent import (
     prepare,
 )
 from racer_local.llama.sampler import Candidates
+from racer_local.llama.vocabulary import weight_bytes
 from racer_local.llm.completion import Call, Completion
 from racer_local.llm.turn import Turn
+from racer_local.machine import demand_memory
 from racer_local.models import readable_size
 from racer_local.racing import Racer
 from racer_local.stats import GenerationStats
@@ -86,6 +89,9 @@ class Llama(Parent):  # type: ignore[misc]
         draft_model, seed = arguments.pop("draft_model", None), arguments.get("seed")
         prepare(arguments, exact=draft.exact)
         library.show_log(True)
+        if not (arguments.get("vocab_only") or library.init().llama_supports_gpu_offload()):
+            size = weight_bytes(Path(model_path))
+            demand_memory(size, f"{model_path} by itself", "take a smaller quant or model")
         super().__init__(model_path, **arguments)
         self._draft, self.draft_model = draft, draft_model
         self.set_seed(UNSEEDED if seed is None else seed)

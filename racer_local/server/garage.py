@@ -60,7 +60,7 @@ class Garage:
         self,
         paths: Mapping[str, Path],
         model: ModelConfig,
-        context: ContextConfig,
+        context: Callable[[Path], ContextConfig],
         draft: DraftConfig,
         most_bytes: int | None,
         notify: Callable[[str], object],
@@ -122,11 +122,11 @@ class Garage:
         with Vocabulary(parked.path) as facts:
             embeds = facts.pooling > 0
         if embeds:
-            parked.embedder = Embedder(parked.path, self._model, self._context)
+            parked.embedder = Embedder(parked.path, self._model, self._context(parked.path))
             return
         model = Model(parked.path, self._model)
         try:
-            parked.session = Session(model, self._context, self._draft, notify=self._notify)
+            parked.session = Session(model, self._context(parked.path), self._draft, notify=self._notify)
         except BaseException:
             model.close()
             raise

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import socket
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -31,7 +31,7 @@ def serve(
     paths: dict[str, Path],
     config: ServerConfig,
     model: ModelConfig,
-    context: ContextConfig,
+    context: Callable[[Path], ContextConfig],
     draft: DraftConfig,
     sampling: SamplingConfig,
 ) -> int:
@@ -40,7 +40,6 @@ def serve(
     Raises ConfigError where the address can't be listened to, ModelError where a file is no model or the first one
     can't be loaded.
     """
-    logging.basicConfig(format="racer-local: %(message)s", level=logging.INFO, stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     for path in paths.values():
         check_file(path)
