@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from racer_local.server import work
-from racer_local.server.errors import ApiError
 from racer_local.server.work import Job, Queue, Worker
+from racer_local.wire.errors import ApiError
 
 
 def run(main):

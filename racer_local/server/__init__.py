@@ -1,5 +1,4 @@
 """A local server of OpenAI's HTTP: it parses, puts work before the one thread that owns the models, and prints.
 
-Each module imports only those before it: errors, work, requests, garage, indexes, asking, answers, metrics, guard,
-app, run.
+Each module imports only those before it: work, garage, indexes, metrics, guard, app, run.
 """

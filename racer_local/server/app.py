@@ -25,14 +25,14 @@ from starlette.exceptions import HTTPException
 from racer_local import __version__
 from racer_local.config import SamplingConfig, ServerConfig
 from racer_local.errors import RacerError
-from racer_local.server import asking, requests
-from racer_local.server.answers import Answers, ChatAnswers, TextAnswers
-from racer_local.server.errors import ApiError
 from racer_local.server.garage import Garage
 from racer_local.server.guard import PAGE, Guard
 from racer_local.server.indexes import Indexes
 from racer_local.server.metrics import Metrics
 from racer_local.server.work import Cancelled, Job, Worker
+from racer_local.wire import asking, requests
+from racer_local.wire.answers import Answers, ChatAnswers, TextAnswers
+from racer_local.wire.errors import ApiError
 
 T = TypeVar("T")
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".mjs": "text/javascript"}

@@ -15,8 +15,8 @@ from racer_local.llama import Model
 from racer_local.llama.embedder import Embedder
 from racer_local.llama.vocabulary import Vocabulary
 from racer_local.models import readable_size
-from racer_local.server.errors import ApiError
 from racer_local.session import Session
+from racer_local.wire.errors import ApiError
 
 
 @dataclass

@@ -10,8 +10,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from racer_local.config import LOOPBACK, ServerConfig
-from racer_local.server.errors import ApiError
 from racer_local.server.metrics import Metrics
+from racer_local.wire.errors import ApiError
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -15,7 +15,7 @@ from racer_local.corpus.index import create
 from racer_local.corpus.store import Store
 from racer_local.errors import CorpusError, RacerError
 from racer_local.llama.vocabulary import Vocabulary
-from racer_local.server.errors import ApiError
+from racer_local.wire.errors import ApiError
 
 MOST_FILE_BYTES = 1 << 26
 """Of one file that is taken in."""

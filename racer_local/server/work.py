@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from time import monotonic
 from typing import Any
 
-from racer_local.server.errors import ApiError
+from racer_local.wire.errors import ApiError
 
 FLUSH_S = 0.05
 """Words are sent together that come within this time: nobody sees it, and waking the event loop takes its time

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 from racer_local.llm.completion import describe
 from racer_local.pieces import Piece, Token, text_of
-from racer_local.server.asking import Asked, Ended, Said
-from racer_local.server.requests import ChatRequest, RacerOptions
 from racer_local.stats import GenerationStats
 from racer_local.tools import Call, Reader
 from racer_local.tree import Source
+from racer_local.wire.asking import Asked, Ended, Said
+from racer_local.wire.requests import ChatRequest, RacerOptions
 
 Choice = dict[str, Any]
 PLAIN_FIELDS = ("draft", "exact", "row_limit", "disabled_reason")

@@ -1,24 +1,23 @@
-"""From a request to an answer's pieces: what runs on the thread that owns the models."""
+"""From a request to an answer's pieces: what runs on the thread that owns the model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from racer_local.config import SamplingConfig, ServerConfig
 from racer_local.errors import ConfigError
 from racer_local.llama.chat import check_length, render_chat
 from racer_local.llama.grammar import ANY_OBJECT, grammar_of, wrapped
 from racer_local.pieces import Piece, text_of
-from racer_local.server.errors import ApiError
-from racer_local.server.requests import ChatRequest, CompletionRequest, RacerOptions, Sampling, ToolChoice
-from racer_local.server.work import Job
 from racer_local.session import Session
 from racer_local.stats import GenerationStats
 from racer_local.tools import Style
 from racer_local.tree import Source
+from racer_local.wire.errors import ApiError
+from racer_local.wire.requests import ChatRequest, CompletionRequest, RacerOptions, Sampling, ToolChoice
 
 Corpora = Callable[[Sequence[str]], list[str]]
 """From the ids of indexes to their files."""
@@ -73,8 +72,19 @@ class Ended(NamedTuple):
     stats: GenerationStats
 
 
+class Listener(Protocol):
+    """Who gets the words of an answer, and may not want it any more."""
+
+    cancelled: bool
+
+    def is_cancelled(self) -> bool: ...
+
+    def tell(self, word: Said | Ended, *, ends_step: bool = True, at_once: bool = False) -> None:
+        """ends_step: False for words of which more come at the same moment; at_once: nothing follows soon."""
+
+
 def answer(
-    job: Job,
+    job: Listener,
     session: Session,
     asked: Asked,
     default: SamplingConfig,
