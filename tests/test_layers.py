@@ -37,6 +37,7 @@ LAYERS = {
     "racing": 4,
     "session": 4,
     "llm": 5,
+    "chat": 5,
     "bootstrap": 4,
     "wire": 5,
     "server": 5,

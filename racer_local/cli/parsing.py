@@ -12,11 +12,12 @@ WIDEST = 100
 """Columns of a help text, at most."""
 Examples = Sequence[tuple[str, str]]
 """Command lines as they would be typed, and what each does."""
-INTERRUPTED = 130
+SOME_FAILED, INTERRUPTED = 3, 130
 EXIT_CODES = {
     0: "done",
     1: "the system failed, or what was checked is not in order",
     2: "the command, a file or a setting is wrong; the message says what to change",
+    SOME_FAILED: "run: done, but some lines could not be answered, or too many (--max-errors)",
     INTERRUPTED: "interrupted (Ctrl-C); what was done so far is kept or printed",
 }
 

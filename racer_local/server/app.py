@@ -6,9 +6,8 @@ import asyncio
 import base64
 import json
 import logging
-import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -50,12 +49,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         503: "the model is loading, or the server is stopping",
     }.items()
 }
-KIND = re.compile(r"bool|str|int|RacerOptions|ToolChoice|TextPart|.*[\[\]()-].*")
-"""Names of kinds, which pydantic puts between those of fields."""
 GONE = 499
 """The status for a client that has gone away; nobody sees it but the metrics."""
-MOST_TOLD = 3
-"""Errors of one request that are named."""
 log = logging.getLogger("racer_local.server")
 
 
@@ -197,9 +192,7 @@ def make_app(server: Server) -> Any:
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(_request: Request, error: RequestValidationError) -> Response:
-        told = dict.fromkeys(_told(each) for each in error.errors())
-        where = ".".join(map(str, error.errors()[0]["loc"][1:2])) or None
-        return _failed(ApiError(422, "; ".join([*told][:MOST_TOLD]), param=where))
+        return _failed(ApiError.of_form(error.errors(), within=1))
 
     @app.exception_handler(HTTPException)
     async def http(_request: Request, error: HTTPException) -> Response:
@@ -219,18 +212,6 @@ def _add_errors(app: FastAPI) -> None:
         return _failed(ApiError.of(error))
 
 
-def _told(error: Mapping[str, Any]) -> str:
-    """One error of a request's form, in one line."""
-    if error["type"] == "json_invalid":
-        return f"the body is no JSON (from character {error['loc'][-1]} on)"
-    if error["type"] == "model_attributes_type" and len(error["loc"]) == 1:
-        return "the body must be a JSON object, with the header Content-Type: application/json"
-    place = [str(part) for part in error["loc"][1:] if not KIND.fullmatch(str(part))]
-    where = f"{'.'.join(place)}: " if place else ""
-    what = "there is no such field" if error["type"] == "extra_forbidden" else error["msg"]
-    return where + what.removeprefix("Value error, ")
-
-
 def _failed(error: ApiError) -> Response:
     return JSONResponse(error.body, error.status, error.headers)
 
@@ -238,18 +219,11 @@ def _failed(error: ApiError) -> Response:
 def _add_completions(app: FastAPI, server: Server) -> None:
     @app.post("/v1/chat/completions")
     async def chat(body: requests.ChatRequest, request: Request) -> Response:
-        likely = (body.top_logprobs or 0) if body.logprobs else None
-        prepare = lambda session: asking.prepare_chat(session, body)  # noqa: E731
-        return await server.answer(
-            request, asking.Asked(body, prepare, body.most, likely, request.state.owner), ChatAnswers
-        )
+        return await server.answer(request, asking.chat(body, request.state.owner), ChatAnswers)
 
     @app.post("/v1/completions")
     async def complete(body: requests.CompletionRequest, request: Request) -> Response:
-        prepare = lambda session: asking.prepare_completion(session, body)  # noqa: E731
-        return await server.answer(
-            request, asking.Asked(body, prepare, body.most, body.logprobs, request.state.owner), TextAnswers
-        )
+        return await server.answer(request, asking.completion(body, request.state.owner), TextAnswers)
 
     @app.post("/v1/embeddings")
     async def embed(body: requests.EmbeddingRequest, request: Request) -> dict[str, Any]:

@@ -42,9 +42,14 @@ class Answers:
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
 
-    def __init__(self, asked: Asked, model: str) -> None:
+    def __init__(self, asked: Asked, model: str, number: int | None = None) -> None:
+        """`number` makes the answer's id; without one it is a random one."""
         self._asked, request = asked, asked.request
-        self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self._head = {
+            "id": f"{self.prefix}-{uuid.uuid4().hex if number is None else number}",
+            "created": int(time.time()),
+            "model": model,
+        }
         self._growing: dict[int, Growing] = {}
         self.stats = GenerationStats()
         """Of all answers that have ended; a prompt that is answered several times is counted once."""

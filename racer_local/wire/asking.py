@@ -75,7 +75,8 @@ class Ended(NamedTuple):
 class Listener(Protocol):
     """Who gets the words of an answer, and may not want it any more."""
 
-    cancelled: bool
+    @property
+    def cancelled(self) -> bool: ...
 
     def is_cancelled(self) -> bool: ...
 
@@ -125,6 +126,15 @@ def answer(
             return
         stats.prompt_tokens = len(prepared.prompts[number // times])  # also where nothing was to be answered
         job.tell(Ended(number, stats), at_once=True)  # the next one begins with a prompt, which takes a while
+
+
+def chat(request: ChatRequest, owner: str = "") -> Asked:
+    likely = (request.top_logprobs or 0) if request.logprobs else None
+    return Asked(request, lambda session: prepare_chat(session, request), request.most, likely, owner)
+
+
+def completion(request: CompletionRequest, owner: str = "") -> Asked:
+    return Asked(request, lambda session: prepare_completion(session, request), request.most, request.logprobs, owner)
 
 
 def _drafts(request: Sampling, corpora: Corpora) -> bool | Mapping[str, Any] | None:

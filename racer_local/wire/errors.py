@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from racer_local.errors import BindingError, ConfigError, ContextFullError, ModelError, RacerError
@@ -15,6 +17,11 @@ KINDS = {
     500: "server_error",
     503: "service_unavailable_error",
 }
+
+KIND = re.compile(r"bool|str|int|RacerOptions|ToolChoice|TextPart|.*[\[\]()-].*")
+"""Names of kinds, which pydantic puts between those of fields."""
+MOST_TOLD = 3
+"""Errors of one request that are named."""
 
 
 class ApiError(Exception):
@@ -41,6 +48,13 @@ class ApiError(Exception):
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
     @classmethod
+    def of_form(cls, errors: Sequence[Mapping[str, Any]], within: int = 0) -> ApiError:
+        """From what pydantic says of a request's form; `within`: how many of its places are not the request's own."""
+        told = dict.fromkeys(_told(each, within) for each in errors)
+        where = ".".join(map(str, errors[0]["loc"][within : within + 1])) or None
+        return cls(422, "; ".join([*told][:MOST_TOLD]), param=where)
+
+    @classmethod
     def of(cls, error: BaseException) -> ApiError:
         """What an error of the layers below says to a client. What nobody expected keeps its details to itself."""
         if isinstance(error, ApiError):
@@ -52,3 +66,15 @@ class ApiError(Exception):
         if isinstance(error, (RacerError, BindingError)):
             return cls(500, str(error))
         return cls(500, f"the server failed with {type(error).__name__}; its log says where")
+
+
+def _told(error: Mapping[str, Any], within: int) -> str:
+    """One error of a request's form, in one line."""
+    if error["type"] == "json_invalid":
+        return f"the body is no JSON (from character {error['loc'][-1]} on)"
+    if error["type"] == "model_attributes_type" and len(error["loc"]) == within:
+        return "the body must be a JSON object, with the header Content-Type: application/json"
+    place = [str(part) for part in error["loc"][within:] if not KIND.fullmatch(str(part))]
+    where = f"{'.'.join(place)}: " if place else ""
+    what = "there is no such field" if error["type"] == "extra_forbidden" else error["msg"]
+    return where + what.removeprefix("Value error, ")

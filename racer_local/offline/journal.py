@@ -1,0 +1,143 @@
+"""Answers as they come, safe on the disk: a file beside the output that is appended to, and becomes the output.
+
+Its first line says what the answers depend on, each further one holds a record and which line of the input it answers.
+A record counts when its line is whole; what a kill left half written is cut off.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from racer_local.errors import ConfigError
+
+FORMAT = 1
+SUFFIX = ".part"
+
+
+class Journal:
+    """The records of a run that may end at any moment.
+
+    `answered`: by the number of an input line its digest and the place of its record. Closing twice is harmless.
+    """
+
+    def __init__(self, output: Path, settings: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
+        """Raises ConfigError where another run works on it, where one was left unfinished or finished and it is not
+        said what to do about it, and where one with other settings is to be gone on with."""
+        self.output, self.path = output, output.with_name(output.name + SUFFIX)
+        self.answered: dict[int, tuple[str, int]] = {}
+        if output.exists() and not output.is_file():
+            raise ConfigError(f"{output} is no regular file; name another, or - for stdout")
+        self._lock = FileLock(f"{self.path}.lock")
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout as error:
+            raise ConfigError(f"another run is writing {output}; wait for it, or name another file") from error
+        try:
+            self._open(settings, resume, overwrite)
+        except BaseException:
+            self._unlock()
+            raise
+
+    def _open(self, settings: Mapping[str, Any], resume: bool, overwrite: bool) -> None:
+        if overwrite:
+            self.path.unlink(missing_ok=True)
+        elif self.path.exists() and not resume:
+            raise ConfigError(f"{self.path} is of a run that did not end; go on with --resume, or use --overwrite")
+        elif self.output.exists() and not self.path.exists():
+            raise ConfigError(f"{self.output} is there already; name another file, or use --overwrite")
+        self._file = open(self.path, "ab+")  # noqa: SIM115
+        try:
+            self._file.truncate(self._read(dict(settings)))
+            self._file.seek(0, os.SEEK_END)
+            if self._file.tell() == 0:
+                self._append({"racer_local_run": FORMAT, "settings": dict(settings)})
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _read(self, settings: dict[str, Any]) -> int:
+        """Takes in what is there; the bytes of it that are whole."""
+        self._file.seek(0)
+        end = 0
+        for raw in self._file:
+            if not raw.endswith(b"\n"):
+                break
+            try:
+                data = json.loads(raw)
+                if end == 0:
+                    self._compare(data, settings)
+                else:
+                    self.answered[int(data["line"])] = str(data["digest"]), end
+            except (ValueError, KeyError, TypeError) as error:
+                if isinstance(error, ConfigError):
+                    raise
+                if self._file.read(1):  # not at the end: no kill did that
+                    raise ConfigError(f"{self.path} is damaged at byte {end}; use --overwrite to begin anew") from error
+                break
+            end += len(raw)
+        return end
+
+    def _compare(self, data: Any, settings: dict[str, Any]) -> None:
+        before = data["settings"] if data["racer_local_run"] == FORMAT else {}
+        now = json.loads(json.dumps(settings))
+        if before != now:
+            other = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+            raise ConfigError(
+                f"{self.path} was begun with another {', '.join(other)}; go on with the same, or use --overwrite"
+            )
+
+    def add(self, line: int, digest: str, record: Mapping[str, Any]) -> None:
+        """On the disk when this returns."""
+        self.answered[line] = digest, self._append({"line": line, "digest": digest, "record": record})
+
+    def _append(self, data: Mapping[str, Any]) -> int:
+        place = self._file.seek(0, os.SEEK_END)
+        self._file.write(encoded(data))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return place
+
+    def finish(self, numbers: Iterable[int], others: Mapping[int, Mapping[str, Any]]) -> None:
+        """Write the output: the records of these lines in this order, those of `others` by number among them."""
+        scratch = self.output.with_name(self.output.name + ".tmp")
+        try:
+            with open(scratch, "wb") as out:
+                for number in numbers:
+                    out.write(encoded(others[number] if number in others else self._record(number)))
+                out.flush()
+                os.fsync(out.fileno())
+            os.replace(scratch, self.output)
+        finally:
+            scratch.unlink(missing_ok=True)
+        self.path.unlink()
+
+    def _record(self, number: int) -> Any:
+        self._file.seek(self.answered[number][1])
+        return json.loads(self._file.readline())["record"]
+
+    def close(self) -> None:
+        self._file.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock.is_locked:
+            Path(self._lock.lock_file).unlink(missing_ok=True)
+            self._lock.release()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def encoded(record: Mapping[str, Any]) -> bytes:
+    """A line. Half a surrogate pair, which JSON can name and UTF-8 can't hold, stays an escape."""
+    return json.dumps(record, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
