@@ -338,7 +338,9 @@ ZYGOTE = """
 import os, signal, sys
 from racer_local import cli, session, offline
 from racer_local.cli import run
-from racer_local.offline import work, journal
+from racer_local.offline import journal, work
+from racer_local.kernels import warm_up
+warm_up()
 print("ready", flush=True)
 for line in sys.stdin:
     child = os.fork()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -106,12 +107,17 @@ def tokenize_inside(model: Model, part: str) -> list[int]:
     return tokens[len(ahead) :] if tokens[: len(ahead)] == ahead else model.tokenize(part, parse_special=True)
 
 
-def _render(model: Model, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
+@lru_cache(maxsize=8)
+def _formatter(template: str, eos: str, bos: str) -> Any:
+    """Compiled once: that takes longer than to render a chat."""
     from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-    template = model.chat_template or ""
+    return Jinja2ChatFormatter(template, eos_token=eos, bos_token=bos)
+
+
+def _render(model: Model, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
     try:
-        formatter = Jinja2ChatFormatter(template, eos_token=model.eos, bos_token=model.bos)
+        formatter = _formatter(model.chat_template or "", model.eos, model.bos)
         return str(formatter(messages=messages, tools=list(tools) or None).prompt)
     except Exception as error:  # templates raise whatever their author chose
         raise ModelError(
