@@ -1,5 +1,6 @@
 # make setup   the virtual environment, with a llama.cpp that runs on this CPU (compiled once, about ten minutes)
 # make demo    a prompt answered with and without drafting: same text, two speeds
+# make readme  the commands' help in README.md, brought up to date
 # make test    linters and tests, as CI runs them
 
 PYTHON ?= python3
@@ -7,7 +8,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python -m
 RACER := $(VENV)/bin/racer-local
 
-.PHONY: setup demo test browser lint clean distclean
+.PHONY: setup demo readme test browser lint clean distclean
 
 setup:
 	@$(PYTHON) -m racer_local.bootstrap --venv $(VENV) --extras test
@@ -17,6 +18,9 @@ demo: setup
 	$(RACER) models fetch smollm2-135m
 	$(RACER) generate -m smollm2-135m --compare --exact --max-tokens 200 \
 		-p - < examples/rewrite.txt
+
+readme: setup
+	$(RUN) racer_local.cli.manual README.md
 
 # Screenshots of the page go into artefacts/.
 test: export RACER_LOCAL_ARTEFACTS ?= $(CURDIR)/artefacts

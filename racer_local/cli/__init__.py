@@ -20,10 +20,12 @@ NOTES = f"""\
 racer-local COMMAND --help says more, with examples.
 
 environment:
-  RACER_LOCAL_HOME      folder for models, measurements and chats; default: racer_local in the user's cache folder
+  RACER_LOCAL_HOME      folder for models, measurements and chats
+                        (default: racer_local in the user's cache folder)
   RACER_LOCAL_API_KEYS  keys of the server's clients, with commas between
   RACER_LOCAL_SKIP_PROBE=1, RACER_LOCAL_SKIP_MEMORY_CHECK=1
-                        load a model without checking first that the build runs here, or that it fits into memory
+                        load a model without a check that the build runs here,
+                        or that it fits into memory
   NO_COLOR              no colours
 
 {exit_status()}"""

@@ -41,6 +41,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--system", help="a system message before the prompt")
     parser.add_argument("--raw", action="store_true", help="no chat template: the prompt as it is, control tokens too")
     parser.add_argument("--max-tokens", type=int, default=DEFAULT_MAX_TOKENS, metavar="N", help="default: %(default)s")
+    what = "a text that ends the answer and is not part of it; may be repeated"
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help=what)
     parser.add_argument("--compare", action="store_true", help="answer plainly and drafted, and compare")
     parser.add_argument("--json", action="store_true", help="no stream; one JSON object as the last line of stdout")
     add_model(parser, ContextConfig, DraftConfig, SamplingConfig)
@@ -94,6 +96,7 @@ class _Work:
             self.prompt,
             sampling=self.sampling,
             max_tokens=max_tokens,
+            stop=self.args.stop,
             on_text=on_text,
             cancelled=self.cancelled,
             record=record,

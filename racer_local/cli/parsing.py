@@ -66,8 +66,9 @@ class Parser(argparse.ArgumentParser):
 def add_command(
     commands: Any, name: str, *, help: str, description: str | None = None, examples: Examples = (), notes: str = ""
 ) -> Parser:
-    """A command that runs, with examples. `notes`: what else its help says."""
+    """A command that runs, with examples. `notes`: paragraphs of what else its help says."""
     text = textwrap.fill(description or f"{help[0].upper()}{help[1:]}.", _width())
+    notes = "\n\n".join(textwrap.fill(note, _width(), subsequent_indent="  ") for note in notes.split("\n\n"))
     shown = "\n".join(f"  {line}\n      {what}" for line, what in examples)
     parser: Parser = commands.add_parser(
         name,
