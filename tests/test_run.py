@@ -305,6 +305,7 @@ def test_a_file_and_stdout_get_the_same_records_in_the_order_of_the_input(capsys
         ('{"prompt": "a"}', ["--max-tokens", "0"], "--max-tokens must be at least 1"),
         ('{"prompt": "a"}', ["-o", "-", "--resume"], "can't be resumed"),
         ('{"prompt": "a"}', ["-o", "missing/out.jsonl"], "can't be written"),
+        ('{"prompt": "a"}', ["-o", "in.jsonl", "--overwrite"], "would take the place of the requests"),
         ('{"prompt": "a"}', ["-o", "/dev/null"], "is no regular file"),
     ],
 )
@@ -318,6 +319,14 @@ def test_what_can_not_be_run_is_one_line_and_leaves_nothing(
     assert err.count("\n") == 1
     assert message in err
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+@pytest.mark.parametrize("given", ["missing.jsonl", "."])
+def test_requests_that_can_not_be_read_are_one_line(capsys, tiny_path, tmp_path, monkeypatch, given):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(capsys, given, "-o", "out.jsonl", "-m", tiny_path)
+    assert code == 2
+    assert f"{given} can't be read" in err
 
 
 def test_a_line_that_was_mended_is_answered_by_resuming(capsys, tiny_path, tmp_path):

@@ -74,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("what goes to stdout can't be resumed or replaced; name a file with -o")
     if args.output != STREAM:
         check_output(args.output, replaced=True)
+        if args.output.exists() and args.input.exists() and args.output.samefile(args.input):
+            raise ConfigError(f"the answers would take the place of the requests in {args.input}; name another file")
     path = models.find(args.model)
     context, config = context_from_args(args, path), model_from_args(args)
     draft, sampling = from_args(DraftConfig, args), from_args(SamplingConfig, args)
@@ -185,8 +187,11 @@ def _lines(args: argparse.Namespace) -> list[Line]:
     if args.input == STREAM:
         lines = list(read_lines(sys.stdin.buffer, defaults))
     else:
-        with open(args.input, "rb") as file:
-            lines = list(read_lines(file, defaults))
+        try:
+            with open(args.input, "rb") as file:
+                lines = list(read_lines(file, defaults))
+        except OSError as error:
+            raise ConfigError(f"{args.input} can't be read ({error.strerror}); name a JSONL file, or -") from error
     if not lines:
         raise ConfigError(f"{'stdin' if args.input == STREAM else args.input} holds no requests; give one a line")
     return lines
