@@ -43,6 +43,7 @@ LAYERS = {
     "server": 5,
     "offline": 5,
     "bench": 6,
+    "tuning": 6,
     "cli": 7,
     "__main__": 8,
 }
