@@ -24,6 +24,8 @@ from racer_local.chat.plain import Plain
 from racer_local.chat.texts import Call, Message, clean, is_open, parse, printable, typed_as
 from racer_local.config import ContextConfig, DraftConfig, SamplingConfig
 from racer_local.errors import ConfigError, DecodeError
+from racer_local.session import Answer
+from racer_local.stats import GenerationStats
 
 
 @pytest.fixture(autouse=True)
@@ -264,7 +266,7 @@ def test_growing_markdown_is_cut_into_the_same_blocks_as_whole(size):
         ("- a\n- b\n- c", Cut("- a\n- b\n", "- c")),
         ("1. a\n   - b\n\n2. c\n   - d\n", Cut("1. a\n   - b\n\n", "2. c\n   - d\n")),
         ("- a\n- ```\n- b\n  ```\n  c", Cut("- a\n", "- ```\n- b\n  ```\n  c")),
-        ("```py\na\n\nb\nc\nd", Cut("```py\na\n\nb\nc\n```\n", "```py\nd")),
+        ("```py\na\n\nb\nc\nd", Cut("```py\na\n\nb\nc\n", "```py\nd")),
         ("```py\na\n\nb", None),
         ("```py\na", None),
         ("- a", None),
@@ -312,7 +314,7 @@ class Screen:
         pass
 
 
-def grown(text, width, height=10):
+def grown(text, width, height=10, colours=None):
     """The screen after an answer, and how many times it was drawn."""
     from rich.console import Console
 
@@ -320,7 +322,7 @@ def grown(text, width, height=10):
     from racer_local.pieces import Piece
 
     screen = Screen(width)
-    console = Console(width=width, height=height, color_system=None, force_terminal=True, file=screen)
+    console = Console(width=width, height=height, color_system=colours, force_terminal=True, file=screen)
     writer = MarkdownWriter(console)
     for at in range(0, len(text), 3):
         writer._next = 0.0
@@ -333,15 +335,30 @@ def grown(text, width, height=10):
 def test_a_grown_answer_stands_on_the_screen_once_and_as_if_it_had_come_whole(width):
     from rich.console import Console
 
-    from racer_local.chat.render import lines_of, markdown
+    from racer_local.chat.render import lines_of
 
     code = "".join(f"    line{n} = {n}\n" for n in range(30))
+    code = f"    text = '''\n{code}    '''\n    \n"
     items = "".join(f"- item {n} of a list\n" for n in range(30))
     text = f"{MARKDOWN}\n\n{items}\n```python\n{code}```\n" + "word " * 200 + "\n\n| a | b |\n|---|---|\n| 1 | 2 |\n"
     rows = [row for row in grown(text, width) if row]
     console = Console(width=width, color_system=None, force_terminal=True)
-    whole = [line.rstrip() for line in lines_of(console, markdown(text, width)) if line.strip()]
+    whole = [line.rstrip() for line in lines_of(console, text) if line.strip()]
     assert rows == whole
+
+
+def test_a_note_that_comes_while_an_answer_grows_stands_above_it():
+    from rich.console import Console
+
+    from racer_local.chat.render import MarkdownWriter
+    from racer_local.pieces import Piece
+
+    screen = Screen(40)
+    writer = MarkdownWriter(Console(width=40, height=10, color_system=None, force_terminal=True, file=screen))
+    writer.above("compiling")
+    writer.write(Piece("An answer", []))
+    writer.close()
+    assert [row for row in screen.rows if row] == ["compiling", "An answer"]
 
 
 def test_html_and_single_line_feeds_and_link_targets_are_shown():
@@ -603,6 +620,17 @@ def test_a_user_is_asked_and_may_cancel_or_have_a_summary(chat):
     assert system["content"].startswith(f"Be kind.\n\n{SUMMARY}")
     assert [message["role"] for message in turns] == ["user", "assistant"]
     assert any("summary: " in note for note in front.notes)
+
+
+@pytest.mark.parametrize("summary", ["  ", "word " * 200])
+def test_turns_are_dropped_where_a_summary_is_of_no_use(chat, session, monkeypatch, summary):
+    old = said(*["word " * 50] * 8)
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "answer", lambda *args, **kwargs: Answer(GenerationStats(), summary))
+        done, front = chat("last", messages=old, interactive=True, choice="s")
+    assert any("turns are dropped instead" in note for note in front.notes)
+    assert done.conversation.turns == done.conversation.messages
+    assert done.conversation.messages[-2]["content"] == "last"
 
 
 def test_a_message_that_no_dropping_makes_room_for_says_the_numbers_and_comes_back(chat):

@@ -32,9 +32,10 @@ class Tmux:
     def __init__(self, folder, model, columns=80):
         self.folder, self.model, self.columns, self.started = folder, model, columns, False
         self.home = folder / "home"
+        self.socket = f"racer-chat-{os.getpid()}-{abs(hash(folder))}"
 
     def tmux(self, *args, **more):
-        return subprocess.run(["tmux", "-S", self.folder / "socket", "-f", "/dev/null", *args], text=True, **more)
+        return subprocess.run(["tmux", "-L", self.socket, "-f", "/dev/null", *args], text=True, **more)
 
     def launch(self, line):
         """Runs a line of a shell in place of what ran before."""
@@ -50,7 +51,11 @@ class Tmux:
         """Starts the chat, and waits for its input line."""
         variables = {"RACER_LOCAL_HOME": self.home, "RACER_LOCAL_SKIP_PROBE": "1", "LC_ALL": "C.UTF-8", **dict(env)}
         chat = [sys.executable, "-m", "racer_local", "chat", "-m", self.model, "--threads", "1", *args]
-        self.launch(shlex.join(["env", *(f"{name}={value}" for name, value in variables.items()), *map(str, chat)]))
+        self.launch(
+            shlex.join(
+                ["env", "-u", "NO_COLOR", *(f"{name}={value}" for name, value in variables.items()), *map(str, chat)]
+            )
+        )
         self.prompt()
 
     def keys(self, *keys):
@@ -214,6 +219,7 @@ from racer_local.pieces import Piece
 items = "".join(f"- item {n}, with words enough to fill more than one row\\n" for n in range(30))
 code = "".join(f"line_{n} = {n}\\n" for n in range(30))
 text = f"# Title\\n\\n{items}\\n```python\\n{code}```\\n\\n" + "one paragraph " * 100
+print("before\\n" * 20)  # tmux keeps the cursor's row and puts what does not fit above it out of reach
 with Terminal({}, markdown=True).answer(False) as write:
     for at in range(0, len(text), 8):
         write(Piece(text[at : at + 8], []))
@@ -228,7 +234,7 @@ def test_a_long_answer_stands_above_once_also_when_the_window_changes(terminal, 
     (tmp_path / "long.py").write_text(LONG)
     chat.launch(f"RACER_LOCAL_HOME={tmp_path} {sys.executable} {tmp_path / 'long.py'}")
     for number, columns, rows in ((8, 45, 24), (20, 100, 30), (28, 60, 20)):
-        chat.see(f"item {number}, ")
+        chat.wait(lambda item=f"item {number}, ": item in chat.screen(everything=True), f"item {number}")
         chat.tmux("resize-window", "-x", str(columns), "-y", str(rows), check=True)
     chat.see("all said")
     everything = chat.screen(everything=True)
@@ -266,6 +272,19 @@ def test_no_color_is_kept_to_and_a_tinted_answer_says_so(terminal):
     chat.see("tint is off")
     coloured = chat.tmux("capture-pane", "-p", "-e", "-S", "-100", capture_output=True).stdout
     assert "\x1b[3" not in coloured.replace("\x1b[39m", "")
+
+
+def test_tinted_tokens_have_the_colours_of_the_legend(terminal):
+    chat = terminal()
+    chat.start("--max-tokens", "200", "--draft", "lookup")
+    chat.type("/tint on")
+    chat.see("drafted from context logits corpus; the rest is the model's own")
+    chat.type("one two one two one two one two one two")
+    chat.answered(1)
+    chat.type("/stats")
+    chat.see("(context ")
+    coloured = chat.tmux("capture-pane", "-p", "-e", "-S", "-100", capture_output=True).stdout
+    assert coloured.count("\x1b[94m") > 1
 
 
 def test_what_was_typed_before_is_found_again_in_the_next_chat(terminal):

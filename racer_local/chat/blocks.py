@@ -84,20 +84,18 @@ def cut(block: str) -> Cut | None:
     lines = _LINE.findall(block)
     if not lines:
         return None
-    return _cut_fence(lines) if _opener(lines[0]) else _cut_list(lines) if _ITEM.match(lines[0]) else None
+    return _cut_fence(lines) if is_code(block) else _cut_list(lines) if _ITEM.match(lines[0]) else None
 
 
-def _opener(line: str) -> str:
-    """The marks that open a fence which stands in no list."""
-    opened = re.match(r"^ {0,3}(`{3,}(?=[^`]*$)|~{3,})", line)
-    return opened[1] if opened else ""
+def is_code(block: str) -> bool:
+    """Whether it begins with a code fence that stands in no list."""
+    return bool(re.match(r" {0,3}(`{3,}(?=[^`\n]*$)|~{3,})", block, re.MULTILINE))
 
 
 def _cut_fence(lines: list[str]) -> Cut | None:
     for at in range(len(lines) - 1, 1, -1):
         if lines[at].strip() and lines[at - 1].strip():  # empty lines at the ends of code are not shown
-            head = "".join(lines[:at])
-            return Cut(f"{head}{_opener(lines[0])}\n", "".join([lines[0], *lines[at:]]))
+            return Cut("".join(lines[:at]), "".join([lines[0], *lines[at:]]))
     return None
 
 

@@ -294,9 +294,21 @@ class Chat:
         answer = self.session.answer(old.messages, sampling=SamplingConfig(), max_tokens=length, cancelled=self.stopped)
         if self.stopped():
             return False
+        before = list(self.conversation.messages)
         self.conversation.summarise(answer.text)
-        self.front.note(f"summary: {shortened(answer.text, 300)}")
+        if answer.text.strip() and self._takes_it():
+            self.front.note(f"summary: {shortened(answer.text, 300)}")
+        else:
+            self.conversation.messages = before
+            self.front.note("the summary is empty or does not fit; turns are dropped instead")
         return True
+
+    def _takes_it(self) -> bool:
+        """Whether there is room with the summary, and the chat template knows a system message."""
+        try:
+            return self._fits()
+        except RacerError:
+            return False
 
     def set_draft(self, **changes: Any) -> None:
         """Change what the next answers draft. Raises ConfigError, and changes nothing, where that can't be done."""

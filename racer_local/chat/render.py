@@ -7,11 +7,11 @@ from time import monotonic
 
 from markdown_it import MarkdownIt
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.markdown import Markdown
 from rich.text import Text
 
-from racer_local.chat.blocks import cut, split
+from racer_local.chat.blocks import cut, is_code, split
 from racer_local.chat.texts import printable
 from racer_local.pieces import Piece
 from racer_local.tree import Source
@@ -22,7 +22,7 @@ INTERVAL = 0.08
 """Seconds between two drawings of the block that grows, at least."""
 SHARE = 10
 """Drawing takes at most one part in so many of the time."""
-LIVE_ROWS = 8
+LIVE_ROWS = 4
 """Rows of a growing block from which on it is cut, where it can be."""
 NARROW = 50
 """Columns below which a table is shown as it was written."""
@@ -60,8 +60,11 @@ class MarkdownWriter:
         """What is not printed for good."""
         self._printed = self._goes_on = False
         """Whether anything is, and whether the text goes on in the block printed last."""
+        self._code = ""
+        """The part of an open code fence that is printed; how the rest is highlighted depends on it."""
         self._live: list[str] = []
-        """Lines that can be drawn over; the cursor stands below them."""
+        """Lines that can be drawn over; the cursor stands at the end of the last one, and moves with it when the window
+        does."""
         self._width = console.width
         """Columns when they were drawn."""
         self._next = 0.0
@@ -76,8 +79,9 @@ class MarkdownWriter:
             good = self._blocks(finished)
             live = self._lines(self._text)
             if len(live) > LIVE_ROWS and (parts := cut(self._text)):
+                code = self._with_code(parts.head) if is_code(parts.head) else ""
                 good += self._blocks([parts.head])
-                self._text, self._goes_on = parts.rest, True
+                self._text, self._goes_on, self._code = parts.rest, True, code
                 live = self._lines(self._text)
             most = max(1, (self._console.height - 2) // 2)
             live = self._spaced(live)[-most:] or ([] if self._printed else [WAITING])
@@ -89,13 +93,17 @@ class MarkdownWriter:
         self._draw(self._blocks([*finished, rest]), [])
         self._text = ""
 
+    def above(self, text: str) -> None:
+        """A line of something else, above what grows."""
+        self._draw([text], self._live)
+
     def _blocks(self, blocks: list[str]) -> list[str]:
         lines: list[str] = []
         for block in blocks:
             if shown := self._lines(block):
                 lines += self._spaced(shown)
                 self._printed = True
-            self._goes_on = False
+            self._goes_on, self._code = False, ""
         return lines
 
     def _spaced(self, lines: list[str]) -> list[str]:
@@ -103,26 +111,34 @@ class MarkdownWriter:
         return ["", *lines] if lines and self._printed and not self._goes_on else lines
 
     def _lines(self, text: str) -> list[str]:
-        return lines_of(self._console, markdown(text, self._console.width)) if text.strip() else []
+        """A block's rendered lines, without those of its code that are printed."""
+        if not text.strip():
+            return []
+        printed = len(lines_of(self._console, self._code)) if self._code else 0
+        return lines_of(self._console, self._with_code(text))[printed:]
+
+    def _with_code(self, text: str) -> str:
+        return self._code + text.partition("\n")[2] if self._code else text
 
     def _draw(self, good: list[str], live: list[str]) -> None:
         """Put lines that stay, and lines that can be drawn over, in place of those drawn before."""
         width = max(1, self._console.width)
-        rows = sum(rows_of(line, width) for line in self._live)
-        up = f"\x1b[{min(rows, max(1, self._console.height - 1))}A" if rows else ""
+        up = min(sum(rows_of(line, width) for line in self._live), self._console.height) - 1
+        back = f"\r\x1b[{up}A" if up > 0 else "\r"
         # Rows are drawn over, not erased first, so that nothing flickers; but a terminal that has reflowed them holds
-        # some to be the rest of the row above.
+        # some to be the rest of the row above. Each is cleared before it is written: behind a full row the cursor still
+        # stands on its last character.
         erased = "\x1b[J" if width != self._width else ""
-        text = "".join(f"{line}\x1b[K\n" for line in [*good, *live])
-        self._console.file.write(f"{_BEGIN}\r{up}{erased}{text}\x1b[J{_END}")
+        stay = "".join(f"\x1b[K{line}\n" for line in [*good, *live[:-1]])
+        self._console.file.write(f"{_BEGIN}{back}{erased}{stay}\x1b[J{''.join(live[-1:])}{_END}")
         self._console.file.flush()
         self._live, self._width = live, width
 
 
-def lines_of(console: Console, shown: RenderableType) -> list[str]:
-    """Rendered lines, without the blanks at their ends and without empty lines around them."""
+def lines_of(console: Console, text: str) -> list[str]:
+    """Markdown's rendered lines, without the blanks at their ends and without empty lines around them."""
     with console.capture() as captured:
-        console.print(shown)
+        console.print(markdown(text, console.width))
     lines = [_PADDING.sub(r"\1", line) for line in captured.get().split("\n")]
     full = [at for at, line in enumerate(lines) if _STYLES.sub("", line)]
     return lines[full[0] : full[-1] + 1] if full else []
@@ -148,6 +164,10 @@ class TextWriter:
             text = captured.get()
         self._console.file.write(text)
         self._console.file.flush()
+
+    def above(self, text: str) -> None:
+        """A line of something else."""
+        self._console.file.write(f"{text}\n")
 
     def close(self) -> None:
         self._console.file.write("\n")

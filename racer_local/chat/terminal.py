@@ -40,6 +40,8 @@ class Terminal:
 
     def __init__(self, commands: Mapping[str, Command], *, markdown: bool) -> None:
         self._console = Console(highlight=False)
+        self._writer: MarkdownWriter | TextWriter | None = None
+        """Of the answer that grows, if one does."""
         self._markdown = markdown and not self._console.is_dumb_terminal
         self._typed: PromptSession[str] = PromptSession(
             history=self._history(),
@@ -65,7 +67,10 @@ class Terminal:
         self._console.print(Text(printable(text)))
 
     def note(self, text: str) -> None:
-        self._console.print(Text(printable(text), "dim"))
+        if self._writer:
+            self._writer.above(printable(text))
+        else:
+            self._console.print(Text(printable(text), "dim"))
 
     def error(self, text: str) -> None:
         self._console.print(Text(f"error: {printable(text)}", "red"))
@@ -85,14 +90,15 @@ class Terminal:
     @contextmanager
     def answer(self, tint: bool) -> Iterator[Write]:
         if self._markdown and not tint:
-            writer: MarkdownWriter | TextWriter = MarkdownWriter(self._console)
+            self._writer = MarkdownWriter(self._console)
         else:
-            writer = TextWriter(self._console, tint)
+            self._writer = TextWriter(self._console, tint)
         with _silent_keys():
             try:
-                yield writer.write
+                yield self._writer.write
             finally:
-                writer.close()
+                self._writer.close()
+                self._writer = None
                 self._console.print()
 
     def recall(self, question: str, answer: str) -> None:
