@@ -132,8 +132,8 @@ class _History(FileHistory):
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-        os.fchmod(file, 0o600)
         os.close(file)
+        os.chmod(path, 0o600)  # one of an earlier version, or of another program
         super().__init__(path)
 
     def store_string(self, string: str) -> None:

@@ -15,7 +15,7 @@ from racer_local.cli import messages
 from racer_local.cli.parsing import INTERRUPTED, Parser, add_messages, exit_status, leaves
 from racer_local.errors import RacerError
 
-COMMANDS = ("generate", "run", "chat", "serve", "models", "index", "profile", "doctor", "bench", "completion")
+COMMANDS = ("generate", "run", "chat", "serve", "models", "index", "profile", "tune", "doctor", "bench", "completion")
 NOTES = f"""\
 racer-local COMMAND --help says more, with examples.
 

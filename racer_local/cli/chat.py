@@ -61,18 +61,19 @@ def run(args: argparse.Namespace) -> int:
             from racer_local.llama import Model
             from racer_local.session import Session
 
+            front = _front(args)
             model = opened.enter_context(Model(path, config))
             if not model.chat_template:
                 raise ConfigError(f"{path.name} carries no chat template; use it with: racer-local generate --raw")
-            session = opened.enter_context(Session(model, context, draft, notify=tell))
+            session = opened.enter_context(Session(model, context, draft, notify=front.note))
             for note in session.notes:
-                tell(f"note: {note}")
+                front.note(f"note: {note}")
         if cancelled():
             return INTERRUPTED
         chat = Chat(
             session,
             path.stem,
-            _front(args),
+            front,
             sampling=sampling,
             describe=describe,
             max_tokens=args.max_tokens,

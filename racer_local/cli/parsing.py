@@ -68,7 +68,9 @@ def add_command(
 ) -> Parser:
     """A command that runs, with examples. `notes`: paragraphs of what else its help says."""
     text = textwrap.fill(description or f"{help[0].upper()}{help[1:]}.", _width())
-    notes = "\n\n".join(textwrap.fill(note, _width(), subsequent_indent="  ") for note in notes.split("\n\n"))
+    notes = "\n\n".join(
+        textwrap.fill(" ".join(note.split()), _width(), subsequent_indent="  ") for note in notes.split("\n\n")
+    )
     shown = "\n".join(f"  {line}\n      {what}" for line, what in examples)
     parser: Parser = commands.add_parser(
         name,
