@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -18,6 +19,7 @@ from racer_local.draft import Drafter, ReadsCorpora, make_drafter
 from racer_local.engine import Emitted, generate
 from racer_local.errors import ConfigError, ExactnessError
 from racer_local.llama import LlamaTarget
+from racer_local.machine import CpuWatch
 from racer_local.stats import GenerationStats
 from racer_local.target import Exactness, Sampler, never
 from racer_local.tree import DraftTree, Tokens
@@ -28,6 +30,8 @@ PER_ANSWER = ("draft", "max_nodes", "exact", "corpora", "remember")
 """Settings of a DraftConfig that a single answer may change."""
 BUSY = 0.5
 """Share of the remembered time of a plain forward below which the machine was busy when that was measured."""
+PLAIN_FORWARDS = 3
+"""Whose median shows it."""
 KEEPS_REJECTED = "this model's memory keeps rejected tokens (recurrent or hybrid), so it decodes plainly"
 OTHER_SETTINGS = (
     "with these settings no row of a batch equals a single one, so exact answers are decoded plainly; "
@@ -239,8 +243,9 @@ def in_the_way(context: ContextConfig) -> list[str]:
 def verify_cost(target: LlamaTarget, *, again: bool = False) -> VerifyCost:
     """T(n) of an opened target, as remembered from an earlier time on this machine, else measured now.
 
-    What was remembered while other programs kept the machine busy, which a plain forward now shows, is measured again.
-    `again`: measured in any case. The target's cache is empty afterwards.
+    What was remembered while other programs kept the machine busy, which a plain forward now shows, is measured again;
+    and what is measured while they are seen to be in the way of these threads serves this process alone: it is bent as
+    well as slow. `again`: measured in any case. The target's cache is empty afterwards.
     """
     facts = target.facts
     most = min(target.max_nodes, target.n_ctx)
@@ -254,17 +259,22 @@ def verify_cost(target: LlamaTarget, *, again: bool = False) -> VerifyCost:
     remembered = None if again else recall(facts)
     if remembered is not None and (remembered.fixed or not _was_busy(remembered, evaluate)):
         return remembered
+    watch = CpuWatch()
     measured = probe(evaluate, most)
-    remember(facts, measured)
+    if watch.warning(facts["threads"]) is None:
+        remember(facts, measured)
     return measured
 
 
 def _was_busy(remembered: VerifyCost, evaluate: Callable[[int], object]) -> bool:
     """Whether a plain forward takes far less time now than when the curve was measured."""
     evaluate(1)  # the first forward of a process pays for much else
-    started = perf_counter()
-    evaluate(1)
-    return perf_counter() - started < BUSY * remembered.seconds[0]
+    taken = []
+    for _ in range(PLAIN_FORWARDS):
+        started = perf_counter()
+        evaluate(1)
+        taken.append(perf_counter() - started)
+    return median(taken) < BUSY * remembered.seconds[0]
 
 
 def exactness(

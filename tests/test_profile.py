@@ -17,6 +17,7 @@ from racer_local import racing
 from racer_local.config import ContextConfig, DraftConfig
 from racer_local.cost import SIZES, VerifyCost
 from racer_local.llama import LlamaTarget
+from racer_local.machine import CpuWatch
 from racer_local.racing import verify_cost
 from racer_local.session import Session
 
@@ -135,6 +136,16 @@ def test_where_nothing_can_be_remembered_it_is_measured_each_time(tiny, probes, 
     with LlamaTarget(tiny, EXACT, max_nodes=64) as target:
         assert verify_cost(target).seconds == [UNIT, 2 * UNIT]
         assert verify_cost(target).seconds == [UNIT, 3 * UNIT]
+
+
+def test_what_other_programs_bend_is_used_but_not_remembered(capsys, tiny, tiny_path, probes, monkeypatch):
+    with LlamaTarget(tiny, EXACT, max_nodes=64) as target:
+        quiet = verify_cost(target).seconds
+        monkeypatch.setattr(CpuWatch, "warning", lambda self, threads: "they are busy")
+        assert verify_cost(target, again=True).seconds != quiet
+        assert verify_cost(target).seconds == quiet
+    _, _, err = run(capsys, "profile", "-m", tiny_path, *EXACT_FLAGS)
+    assert "not remembered: other programs kept the cores busy" in err
 
 
 def test_only_racer_needs_to_know_the_cost(tiny, probes):

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from racer_local import models
+from racer_local.cli.messages import tell
 from racer_local.cli.options import add_model, context_from_args, from_args, model_from_args
 from racer_local.cli.parsing import add_command
 from racer_local.config import ContextConfig, DraftConfig
@@ -41,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if not draft.needs_cost:
         raise ConfigError("only the racer drafter decides by costs; leave out --draft, and --max-nodes 1")
 
+    from racer_local.cost import recall
     from racer_local.draft.racer import RacerDrafter
     from racer_local.llama import LlamaTarget, Model
     from racer_local.racing import exactness, verify_cost
@@ -51,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
         if target.max_nodes == 1:
             raise ModelError(f"{path.name} can't verify trees (recurrent or hybrid memory); it decodes plainly")
         cost = verify_cost(target, again=True)
+        if (kept := recall(target.facts)) is None or kept.seconds != cost.seconds:
+            tell("not remembered: other programs kept the cores busy meanwhile, or the folder can't be written")
         found = exactness(target, again=True) if draft.exact else None
         memory = RacerDrafter.memory_bytes(draft)
         if args.json:
