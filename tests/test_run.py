@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -155,6 +156,14 @@ def test_the_output_that_a_kill_left_beside_its_journal_is_written_again(tmp_pat
     with journal(out, resume=True) as second:
         second.finish([1], {})
     assert out.read_bytes() == encoded({"id": 1})
+
+
+def test_a_link_stays_one_and_what_it_names_is_written(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    with journal(tmp_path / "link") as first:
+        first.finish([1], {1: {"id": 1}})
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "out").read_bytes() == encoded({"id": 1})
 
 
 def test_what_an_earlier_run_left_is_not_touched_unasked(tmp_path):
@@ -341,6 +350,27 @@ def test_a_line_that_was_mended_is_answered_by_resuming(capsys, tiny_path, tmp_p
     code, _, err = run(capsys, *args, "--resume")
     assert code == 0
     assert [record["error"] for record in records(out)] == [None] * 3
+
+
+def test_a_full_disk_says_so_and_loses_nothing(capsys, tiny_path, tmp_path):
+    given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    given.write_text("".join(f'{{"prompt": "question {i}"}}\n' for i in range(40)))
+    args = [given, "-o", out, "-m", tiny_path, *FAST, "--draft", "lookup"]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9000, before[1]))
+    try:
+        code, _, err = run(capsys, *args)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert code == 1
+    assert "make room, then the same command with --resume goes on" in err
+    assert err.count("\n") == 1
+    kept = len((tmp_path / "out.jsonl.part").read_bytes().split(b"\n")) - 2
+    code, _, err = run(capsys, *args, "--resume")
+    assert code == 0
+    assert f"{kept} of 40 lines were answered before" in err
+    assert len(records(out)) == 40
 
 
 ZYGOTE = """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,6 +31,7 @@ class Journal:
     def __init__(self, output: Path, settings: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
         """Raises ConfigError where another run works on it, where one was left unfinished or finished and it is not
         said what to do about it, and where one with other settings is to be gone on with."""
+        output = Path(os.path.realpath(output))  # a link stays one
         self.output, self.path = output, output.with_name(output.name + SUFFIX)
         self.answered: dict[int, tuple[str, int]] = {}
         if output.exists() and not output.is_file():
@@ -99,9 +101,13 @@ class Journal:
 
     def _append(self, data: Mapping[str, Any]) -> int:
         place = self._file.seek(0, os.SEEK_END)
-        self._file.write(encoded(data))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        try:
+            self._file.write(encoded(data))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            what = f"{self.path} can't be written ({error.strerror}); what was answered is kept: make room"
+            raise OSError(f"{what}, then the same command with --resume goes on") from error
         return place
 
     def finish(self, numbers: Iterable[int], others: Mapping[int, Mapping[str, Any]]) -> None:
@@ -123,7 +129,8 @@ class Journal:
         return json.loads(self._file.readline())["record"]
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # of what a full disk did not take, and was told when it did not
+            self._file.close()
         self._unlock()
 
     def _unlock(self) -> None:
