@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tiny_gguf import write_tiny_gguf
 
 from racer_local import cli, machine, tuned
 from racer_local.config import ContextConfig, DraftConfig
@@ -69,6 +70,12 @@ def test_the_cache_is_as_large_as_its_type_says(tiny):
     assert tiny.kv_bytes(1000) == tiny.kv_bytes(1000, "bf16") == 2 * numbers
     assert tiny.kv_bytes(1000, "f32") == 4 * numbers
     assert tiny.kv_bytes(1000, "q8_0") == numbers * 34 // 32
+
+
+@pytest.mark.parametrize("arch", ["mamba", "lfm2", "jamba"])
+def test_a_memory_whose_size_nobody_tells_is_not_held_against_a_model(tmp_path, arch):
+    with Model(write_tiny_gguf(tmp_path / "m.gguf", arch=arch, n_layer=4)) as model:
+        assert model.kv_bytes(1_000_000) == 0
 
 
 def test_all_parts_of_a_split_model_are_counted(tmp_path):

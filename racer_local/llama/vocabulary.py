@@ -174,19 +174,24 @@ class Vocabulary:
         return self._count("{arch}.context_length")
 
     def kv_bytes(self, n_ctx: int, kv_type: str | None = None) -> int:
-        """About what the keys and values of n_ctx tokens take in this type (by default f16).
-
-        For a recurrent or hybrid memory, which keeps less of some layers, it is too much.
-        """
+        """About what the keys and values of n_ctx tokens take in this type (by default f16)."""
+        lib, handle = self._lib, self.handle
+        kv_heads = self._count("{arch}.attention.head_count_kv")
+        if lib.llama_model_is_recurrent(handle) or (not kv_heads and lib.llama_model_is_hybrid(handle)):
+            return 0  # a state, whose size does not depend on n_ctx, or nobody says how many layers have keys
         layers, heads = self._count("{arch}.block_count"), self._count("{arch}.attention.head_count")
-        kv_heads = self._count("{arch}.attention.head_count_kv") or heads
         width = self._count("{arch}.embedding_length") // max(1, heads)
         lengths = [self._count(f"{{arch}}.attention.{name}_length") or width for name in ("key", "value")]
-        return int(n_ctx * layers * kv_heads * sum(lengths) * KV_BYTES[kv_type or "f16"])
+        if rank := self._count("{arch}.attention.kv_lora_rank"):  # keys and values in one, for all heads (MLA)
+            numbers = rank + self._count("{arch}.rope.dimension_count")
+        else:
+            numbers = (kv_heads or int(lib.llama_model_n_head_kv(handle)) or heads) * sum(lengths)
+        return int(n_ctx * layers * numbers * KV_BYTES[kv_type or "f16"])
 
     def _count(self, key: str) -> int:
-        """A number of the metadata; the largest where it has one for each layer, 0 where there is none."""
-        return max(map(int, re.findall(r"\d+", self.metadata(key) or "")), default=0)
+        """A number of the metadata; 0 where there is none, or one for each layer, which llama.cpp does not tell."""
+        found = self.metadata(key) or ""
+        return int(found) if found.isdecimal() else 0
 
     @property
     def bos(self) -> str:
