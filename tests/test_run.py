@@ -346,6 +346,9 @@ def test_a_line_that_was_mended_is_answered_by_resuming(capsys, tiny_path, tmp_p
     assert code == 3
     assert "stopped: 1 lines could not be answered" in err
     assert not out.exists()
+    code, _, err = run(capsys, *args, "--resume")
+    assert code == 3, "an error of before counts"
+    assert "stopped: 1 lines could not be answered" in err
     given.write_text('{"prompt": "a"}\n{"prompt": "b"}\n{"prompt": "c"}\n')
     code, _, err = run(capsys, *args, "--resume")
     assert code == 0

@@ -101,23 +101,27 @@ def run(args: argparse.Namespace) -> int:
     with interruptible() as cancelled, _sink(args.output, settings, args, lines) as sink:
         from racer_local.offline.work import Done
 
-        done, started = Done(errors=broken), perf_counter()
         left = [line for line in lines if line.asked and not sink.has(line)]
+        failed = sum(line.asked is not None and sink.has(line) and sink.failed(line) for line in lines)
+        done, started = Done(errors=broken + failed), perf_counter()
         if len(left) < len(lines) - broken:
             tell(f"{len(lines) - broken - len(left)} of {len(lines)} lines were answered before")
-        if left:
+        if left and not _too_many(args, done):
             with _opened(path, config, context, draft) as session:
-                _answer(session, left, len(lines), sink, sampling, cancelled, args.max_errors, done)
-        too_many = args.max_errors is not None and done.errors > args.max_errors
-        if not (cancelled() or too_many):
+                _answer(args, session, left, len(lines), sink, sampling, cancelled, done)
+        if not (cancelled() or _too_many(args, done)):
             sink.finish()
     _summarize(len(lines), len(left) + broken, done, perf_counter() - started)
-    if too_many:
+    if _too_many(args, done):
         tell(f"stopped: {done.errors} lines could not be answered (--max-errors {args.max_errors})")
     elif cancelled():
         tell("interrupted" + ("" if args.output == STREAM else "; the same command with --resume goes on"))
         return INTERRUPTED
     return SOME_FAILED if done.errors else 0
+
+
+def _too_many(args: argparse.Namespace, done: Done) -> bool:
+    return args.max_errors is not None and done.errors > args.max_errors
 
 
 @contextmanager
@@ -132,13 +136,13 @@ def _opened(path: Path, config: ModelConfig, context: ContextConfig, draft: Draf
 
 
 def _answer(
+    args: argparse.Namespace,
     session: Session,
     lines: Sequence[Line],
     of: int,
     sink: Sink,
     sampling: SamplingConfig,
     cancelled: Callable[[], bool],
-    max_errors: int | None,
     done: Done,
 ) -> None:
     """All lines, or until `cancelled` or one error too many."""
@@ -149,7 +153,7 @@ def _answer(
             sink.add(line, record)
             bar.set_postfix_str(f"{done.stats.tokens_per_second:.0f} tokens/s", refresh=False)
             bar.update()
-            if max_errors is not None and done.errors > max_errors:
+            if _too_many(args, done):
                 return
 
 
@@ -203,6 +207,9 @@ class Sink(Protocol):
     def has(self, line: Line) -> bool:
         """Whether the line was answered by an earlier run."""
 
+    def failed(self, line: Line) -> bool:
+        """Whether that was with an error."""
+
     def add(self, line: Line, record: Record) -> None: ...
 
     def finish(self) -> None:
@@ -231,6 +238,9 @@ class _File:
     def has(self, line: Line) -> bool:
         return self._journal.answered.get(line.number, ("", 0))[0] == line.digest
 
+    def failed(self, line: Line) -> bool:
+        return line.number in self._journal.failed
+
     def add(self, line: Line, record: Record) -> None:
         self._journal.add(line.number, line.digest, record)
 
@@ -245,6 +255,9 @@ class _Stdout:
         self._numbers, self._ready = deque(numbers), dict(broken)
 
     def has(self, line: Line) -> bool:
+        return False
+
+    def failed(self, line: Line) -> bool:
         return False
 
     def add(self, line: Line, record: Record) -> None:

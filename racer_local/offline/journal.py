@@ -25,7 +25,8 @@ SUFFIX = ".part"
 class Journal:
     """The records of a run that may end at any moment.
 
-    `answered`: by the number of an input line its digest and the place of its record. Closing twice is harmless.
+    `answered`: by the number of an input line its digest and the place of its record; `failed`: the numbers of those
+    whose record is an error. Closing twice is harmless.
     """
 
     def __init__(self, output: Path, settings: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
@@ -34,6 +35,7 @@ class Journal:
         output = Path(os.path.realpath(output))  # a link stays one
         self.output, self.path = output, output.with_name(output.name + SUFFIX)
         self.answered: dict[int, tuple[str, int]] = {}
+        self.failed: set[int] = set()
         if output.exists() and not output.is_file():
             raise ConfigError(f"{output} is no regular file; name another, or - for stdout")
         self._lock = FileLock(f"{self.path}.lock")
@@ -76,8 +78,8 @@ class Journal:
                 if end == 0:
                     self._compare(data, settings)
                 else:
-                    self.answered[int(data["line"])] = str(data["digest"]), end
-            except (ValueError, KeyError, TypeError) as error:
+                    self._note(int(data["line"]), str(data["digest"]), end, data["record"])
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 if isinstance(error, ConfigError):
                     raise
                 if self._file.read(1):  # not at the end: no kill did that
@@ -97,7 +99,11 @@ class Journal:
 
     def add(self, line: int, digest: str, record: Mapping[str, Any]) -> None:
         """On the disk when this returns."""
-        self.answered[line] = digest, self._append({"line": line, "digest": digest, "record": record})
+        self._note(line, digest, self._append({"line": line, "digest": digest, "record": record}), record)
+
+    def _note(self, line: int, digest: str, place: int, record: Mapping[str, Any]) -> None:
+        self.answered[line] = digest, place
+        (self.failed.add if record.get("error") else self.failed.discard)(line)
 
     def _append(self, data: Mapping[str, Any]) -> int:
         place = self._file.seek(0, os.SEEK_END)
