@@ -8,7 +8,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python -m
 RACER := $(VENV)/bin/racer-local
 
-.PHONY: setup demo readme test browser lint clean distclean
+.PHONY: setup demo readme test tools lint clean distclean
 
 setup:
 	@$(PYTHON) -m racer_local.bootstrap --venv $(VENV) --extras test
@@ -24,15 +24,16 @@ readme: setup
 
 # Screenshots of the page go into artefacts/.
 test: export RACER_LOCAL_ARTEFACTS ?= $(CURDIR)/artefacts
-test: lint browser
+test: lint tools
 	$(RACER) models fetch smollm2-135m
 	-$(RACER) models fetch gemma3-270m
 	$(RUN) pytest
 
-# The page's tests drive a real one; without it they are skipped.
-browser:
-	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -yqq --no-install-recommends chromium; } \
-		>/dev/null 2>&1 || echo "no chromium, so the page's tests are skipped; install it with: sudo apt install chromium"
+# The page's tests drive a real browser, the chat's a real terminal; without them they are skipped.
+tools:
+	@for tool in chromium tmux; do command -v $$tool >/dev/null \
+		|| { apt-get update -qq && apt-get install -yqq --no-install-recommends $$tool; } >/dev/null 2>&1 \
+		|| echo "no $$tool, so the tests that drive it are skipped; install it with: sudo apt install $$tool"; done
 
 lint: setup
 	$(RUN) ruff check
