@@ -12,7 +12,7 @@ from racer_local import cli, machine, tuned
 from racer_local.config import ContextConfig, DraftConfig
 from racer_local.errors import ConfigError, ModelError
 from racer_local.llama import Model
-from racer_local.llama.vocabulary import weight_bytes
+from racer_local.llama.vocabulary import Vocabulary, weight_bytes
 from racer_local.session import Session
 
 
@@ -76,6 +76,15 @@ def test_the_cache_is_as_large_as_its_type_says(tiny):
 def test_a_memory_whose_size_nobody_tells_is_not_held_against_a_model(tmp_path, arch):
     with Model(write_tiny_gguf(tmp_path / "m.gguf", arch=arch, n_layer=4)) as model:
         assert model.kv_bytes(1_000_000) == 0
+
+
+def test_a_model_that_does_not_tell_its_heads_is_no_crash(monkeypatch, tiny_path, tiny):
+    known = tiny.kv_bytes(1000)
+    real = Vocabulary.metadata
+    monkeypatch.setattr(Vocabulary, "metadata", lambda self, key: None if key.endswith("_kv") else real(self, key))
+    assert tiny.kv_bytes(1000) == known
+    with Vocabulary(tiny_path) as alone:
+        assert alone.kv_bytes(1000) == 0
 
 
 def test_all_parts_of_a_split_model_are_counted(tmp_path):

@@ -37,7 +37,8 @@ output: a line for each of the input with id, text, finish_reason, usage, stats 
 
 interruptions: answers are written to OUT.jsonl.part as they come, and are on the disk when the next one begins. After a
   kill, a power cut or Ctrl-C the same command with --resume goes on; lines that were changed since are answered
-  again. OUT.jsonl is there when all is done. With --exact its texts are those of a run that was not interrupted;
+  again. OUT.jsonl is there when all is done; where some lines are errors the journal stays beside it, and --resume
+  answers those that were mended. With --exact its texts are those of a run that was not interrupted;
   without it a near tie may fall the other way."""
 EXAMPLES = (
     ("racer-local run questions.jsonl -o answers.jsonl -m my-model.gguf", "all lines, with a bar and the time left"),
@@ -74,8 +75,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("what goes to stdout can't be resumed or replaced; name a file with -o")
     if args.output != STREAM:
         check_output(args.output, replaced=True)
-        if args.output.exists() and args.input.exists() and args.output.samefile(args.input):
-            raise ConfigError(f"the answers would take the place of the requests in {args.input}; name another file")
+        _spare_requests(args)
     path = models.find(args.model)
     context, config = context_from_args(args, path), model_from_args(args)
     draft, sampling = from_args(DraftConfig, args), from_args(SamplingConfig, args)
@@ -91,8 +91,11 @@ def run(args: argparse.Namespace) -> int:
             f"{broken} of {len(lines)} lines can't be answered (--max-errors {args.max_errors}); the first is line "
             f"{first.number}: {first.error}"
         )
+    if args.resume and (code := _whole(args.output, lines)) is not None:
+        return code
     settings = {
         "model": [path.name, path.stat().st_size],
+        "options": [dict(config.options), dict(context.options)],
         "context": {name: getattr(context, name) for name in ("n_ctx", "flash_attn", "kv_type")},
         "draft": {name: getattr(draft, name) for name in ("draft", "exact")},
         "sampling": {**vars(sampling), "logit_bias": dict(sampling.logit_bias)},
@@ -108,6 +111,7 @@ def run(args: argparse.Namespace) -> int:
             tell(f"{len(lines) - broken - len(left)} of {len(lines)} lines were answered before")
         if left and not _too_many(args, done):
             with _opened(path, config, context, draft) as session:
+                _check_template(session, left)
                 _answer(args, session, left, len(lines), sink, sampling, cancelled, done)
         if not (cancelled() or _too_many(args, done)):
             sink.finish()
@@ -118,6 +122,29 @@ def run(args: argparse.Namespace) -> int:
         tell("interrupted" + ("" if args.output == STREAM else "; the same command with --resume goes on"))
         return INTERRUPTED
     return SOME_FAILED if done.errors else 0
+
+
+def _spare_requests(args: argparse.Namespace) -> None:
+    """Raises ConfigError where the requests lie in a file that will be written."""
+    from racer_local.offline.journal import Journal
+
+    for path in Journal.files(args.output):
+        if path.exists() and args.input.exists() and path.samefile(args.input):
+            raise ConfigError(f"the answers would take the place of the requests in {args.input}; name another file")
+
+
+def _whole(output: Path, lines: Sequence[Line]) -> int | None:
+    """The exit code where all lines were answered by a run that has ended; None where there is no such output."""
+    from racer_local.offline.journal import Journal
+
+    real, part, _ = Journal.files(output)
+    if not real.is_file() or part.exists():
+        return None
+    with open(real, "rb") as file:
+        if sum(1 for _ in file) != len(lines):
+            return None
+    tell(f"all {len(lines)} lines were answered before")
+    return 0
 
 
 def _too_many(args: argparse.Namespace, done: Done) -> bool:
@@ -135,6 +162,16 @@ def _opened(path: Path, config: ModelConfig, context: ContextConfig, draft: Draf
         yield session
 
 
+def _check_template(session: Session, lines: Sequence[Line]) -> None:
+    """Raises ConfigError where there are chats and the model knows none."""
+    from racer_local.wire.answers import ChatAnswers
+
+    if not session.model.chat_template and any(line.kind is ChatAnswers for line in lines):
+        raise ConfigError(
+            f"{session.model.path.name} carries no chat template; give prompts to go on with (--raw), or another model"
+        )
+
+
 def _answer(
     args: argparse.Namespace,
     session: Session,
@@ -149,7 +186,7 @@ def _answer(
     from racer_local.offline.work import answer_all, by_prefix
 
     with progress(total=of, initial=of - len(lines), unit="line") as bar:
-        for line, record in answer_all(session, by_prefix(session, lines), sampling, cancelled, done):
+        for line, record in answer_all(session, by_prefix(session, lines, cancelled), sampling, cancelled, done):
             sink.add(line, record)
             bar.set_postfix_str(f"{done.stats.tokens_per_second:.0f} tokens/s", refresh=False)
             bar.update()

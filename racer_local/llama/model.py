@@ -97,6 +97,9 @@ class Model(Vocabulary):
         """About what the weights and a context of n_ctx tokens take, with keys and values of this type."""
         return int(self._lib.llama_model_size(self.handle)) + self.kv_bytes(n_ctx, kv_type)
 
+    def _kv_heads(self) -> int:
+        return int(self._lib.llama_model_n_head_kv(self.handle))
+
     @property
     def chat_template(self) -> str | None:
         """The Jinja chat template that the file carries."""

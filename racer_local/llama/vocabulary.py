@@ -176,8 +176,8 @@ class Vocabulary:
     def kv_bytes(self, n_ctx: int, kv_type: str | None = None) -> int:
         """About what the keys and values of n_ctx tokens take in this type (by default f16)."""
         lib, handle = self._lib, self.handle
-        kv_heads = self._count("{arch}.attention.head_count_kv")
-        if lib.llama_model_is_recurrent(handle) or (not kv_heads and lib.llama_model_is_hybrid(handle)):
+        kv_heads = self._count("{arch}.attention.head_count_kv") or self._kv_heads()
+        if lib.llama_model_is_recurrent(handle) or lib.llama_model_is_hybrid(handle) or not kv_heads:
             return 0  # a state, whose size does not depend on n_ctx, or nobody says how many layers have keys
         layers, heads = self._count("{arch}.block_count"), self._count("{arch}.attention.head_count")
         width = self._count("{arch}.embedding_length") // max(1, heads)
@@ -185,8 +185,12 @@ class Vocabulary:
         if rank := self._count("{arch}.attention.kv_lora_rank"):  # keys and values in one, for all heads (MLA)
             numbers = rank + self._count("{arch}.rope.dimension_count")
         else:
-            numbers = (kv_heads or int(lib.llama_model_n_head_kv(handle)) or heads) * sum(lengths)
+            numbers = kv_heads * sum(lengths)
         return int(n_ctx * layers * numbers * KV_BYTES[kv_type or "f16"])
+
+    def _kv_heads(self) -> int:
+        """Where the metadata has no one number; 0: a vocabulary alone does not tell, and llama.cpp aborts if asked."""
+        return 0
 
     def _count(self, key: str) -> int:
         """A number of the metadata; 0 where there is none, or one for each layer, which llama.cpp does not tell."""

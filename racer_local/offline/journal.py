@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +22,8 @@ from racer_local.errors import ConfigError
 
 FORMAT = 1
 SUFFIX = ".part"
+MARK = b'{"racer_local_run"'
+"""Every journal begins with it."""
 
 
 class Journal:
@@ -32,13 +36,12 @@ class Journal:
     def __init__(self, output: Path, settings: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
         """Raises ConfigError where another run works on it, where one was left unfinished or finished and it is not
         said what to do about it, and where one with other settings is to be gone on with."""
-        output = Path(os.path.realpath(output))  # a link stays one
-        self.output, self.path = output, output.with_name(output.name + SUFFIX)
+        self.output, self.path, lock = self.files(output)
         self.answered: dict[int, tuple[str, int]] = {}
         self.failed: set[int] = set()
-        if output.exists() and not output.is_file():
+        if self.output.exists() and not self.output.is_file():
             raise ConfigError(f"{output} is no regular file; name another, or - for stdout")
-        self._lock = FileLock(f"{self.path}.lock")
+        self._lock = FileLock(lock)
         try:
             self._lock.acquire(timeout=0)
         except Timeout as error:
@@ -49,22 +52,39 @@ class Journal:
             self._unlock()
             raise
 
+    @staticmethod
+    def files(output: Path) -> tuple[Path, Path, Path]:
+        """All that are written: the output itself, its journal, and its lock."""
+        output = Path(os.path.realpath(output))  # a link stays one
+        return output, output.with_name(output.name + SUFFIX), output.with_name(output.name + SUFFIX + ".lock")
+
     def _open(self, settings: Mapping[str, Any], resume: bool, overwrite: bool) -> None:
-        if overwrite:
-            self.path.unlink(missing_ok=True)
-        elif self.path.exists() and not resume:
-            raise ConfigError(f"{self.path} is of a run that did not end; go on with --resume, or use --overwrite")
-        elif self.output.exists() and not self.path.exists():
+        there = self.path.exists() and self.path.stat().st_size > 0
+        if there and not (resume or overwrite):
+            raise ConfigError(
+                f"{self.path} is of a run that did not end, or had errors; go on with --resume, or use --overwrite"
+            )
+        if self.output.exists() and not (overwrite or there):
             raise ConfigError(f"{self.output} is there already; name another file, or use --overwrite")
+        self._header = {"racer_local_run": FORMAT, "settings": dict(settings)}
+        self._begun = False
+        """Whether the file is this run's; before its first record nothing of an earlier one is touched."""
         self._file = open(self.path, "ab+")  # noqa: SIM115
         try:
-            self._file.truncate(self._read(dict(settings)))
-            self._file.seek(0, os.SEEK_END)
-            if self._file.tell() == 0:
-                self._append({"racer_local_run": FORMAT, "settings": dict(settings)})
+            if there and not overwrite:
+                end = self._read(dict(settings))
+                if end:
+                    self._file.truncate(end)
+                self._begun = end > 0
         except BaseException:
             self._file.close()
             raise
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self._file.truncate(0)
+            self._append(self._header)
 
     def _read(self, settings: dict[str, Any]) -> int:
         """Takes in what is there; the bytes of it that are whole."""
@@ -72,6 +92,8 @@ class Journal:
         end = 0
         for raw in self._file:
             if not raw.endswith(b"\n"):
+                if end == 0 and not raw.startswith(MARK[: len(raw)]):
+                    raise ConfigError(f"{self.path} is no journal of a run; move it, or name another output")
                 break
             try:
                 data = json.loads(raw)
@@ -79,10 +101,10 @@ class Journal:
                     self._compare(data, settings)
                 else:
                     self._note(int(data["line"]), str(data["digest"]), end, data["record"])
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
                 if isinstance(error, ConfigError):
                     raise
-                if self._file.read(1):  # not at the end: no kill did that
+                if end == 0 or self._file.read(1):  # not at the end: no kill did that
                     raise ConfigError(f"{self.path} is damaged at byte {end}; use --overwrite to begin anew") from error
                 break
             end += len(raw)
@@ -99,6 +121,7 @@ class Journal:
 
     def add(self, line: int, digest: str, record: Mapping[str, Any]) -> None:
         """On the disk when this returns."""
+        self._begin()
         self._note(line, digest, self._append({"line": line, "digest": digest, "record": record}), record)
 
     def _note(self, line: int, digest: str, place: int, record: Mapping[str, Any]) -> None:
@@ -112,23 +135,37 @@ class Journal:
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
-            what = f"{self.path} can't be written ({error.strerror}); what was answered is kept: make room"
-            raise OSError(f"{what}, then the same command with --resume goes on") from error
+            raise self._full(self.path, error) from error
         return place
 
     def finish(self, numbers: Iterable[int], others: Mapping[int, Mapping[str, Any]]) -> None:
-        """Write the output: the records of these lines in this order, those of `others` by number among them."""
-        scratch = self.output.with_name(self.output.name + ".tmp")
+        """Write the output: the records of these lines in this order, those of `others` by number among them.
+
+        Where some of them are errors the journal stays: mended lines can then be answered by going on.
+        """
+        self._begin()
+        failed = bool(others or self.failed)
         try:
-            with open(scratch, "wb") as out:
-                for number in numbers:
-                    out.write(encoded(others[number] if number in others else self._record(number)))
-                out.flush()
-                os.fsync(out.fileno())
-            os.replace(scratch, self.output)
-        finally:
-            scratch.unlink(missing_ok=True)
-        self.path.unlink()
+            with NamedTemporaryFile(
+                dir=self.output.parent, prefix=self.output.name, suffix=".tmp", delete=False
+            ) as out:
+                try:
+                    for number in numbers:
+                        out.write(encoded(others[number] if number in others else self._record(number)))
+                    out.flush()
+                    os.fsync(out.fileno())
+                    os.chmod(out.name, stat.S_IMODE(self.path.stat().st_mode))
+                    os.replace(out.name, self.output)
+                finally:
+                    Path(out.name).unlink(missing_ok=True)
+        except OSError as error:
+            raise self._full(self.output, error) from error
+        if not failed:
+            self.path.unlink()
+
+    def _full(self, path: Path, error: OSError) -> OSError:
+        what = f"{path} can't be written ({error.strerror}); what was answered is kept: make room"
+        return OSError(f"{what}, then the same command with --resume goes on")
 
     def _record(self, number: int) -> Any:
         self._file.seek(self.answered[number][1])
@@ -137,6 +174,8 @@ class Journal:
     def close(self) -> None:
         with suppress(OSError):  # of what a full disk did not take, and was told when it did not
             self._file.close()
+        if not self._begun and self.path.exists() and self.path.stat().st_size == 0:
+            self.path.unlink()
         self._unlock()
 
     def _unlock(self) -> None:

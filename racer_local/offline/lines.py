@@ -43,6 +43,8 @@ class Line:
     """Its own, else its number."""
     batch: bool = False
     """Whether it has OpenAI's batch shape, and so its answer too."""
+    named: bool = False
+    """Whether the id is its own."""
     asked: Asked | None = None
     kind: type[Answers] = ChatAnswers
     error: ApiError | None = None
@@ -57,26 +59,27 @@ def read_lines(raws: Iterable[bytes], defaults: Defaults) -> Iterator[Line]:
         if not raw.strip():
             continue
         line = read_line(number, raw, defaults)
-        if line.id in seen:
+        if line.named and line.id in seen:
             error = ApiError(422, f"the id {line.id!r} is that of line {seen[line.id]} too; give each its own")
             line = Line(number, line.digest, line.id, line.batch, error=error)
-        seen.setdefault(line.id, number)
+        if line.named:
+            seen.setdefault(line.id, number)
         yield line
 
 
 def read_line(number: int, raw: bytes, defaults: Defaults) -> Line:
     """What a line asks. Nothing is raised: a line that asks nothing has an `error`."""
-    digest, name, batch = hashlib.sha256(raw.strip()).hexdigest()[:16], number, False
+    digest, name, batch, named = hashlib.sha256(raw.strip()).hexdigest()[:16], number, False, False
     try:
         data = _object(raw)
         batch = "body" in data or "custom_id" in data
-        name = _id(data, number)
+        name, named = _id(data, number), "custom_id" in data or "id" in data
         asked, kind = _batch(data, defaults) if batch else _simple(data, defaults)
-        return Line(number, digest, name, batch, asked, kind)
+        return Line(number, digest, name, batch, named, asked, kind)
     except ValidationError as error:
-        return Line(number, digest, name, batch, error=ApiError.of_form(error.errors()))
+        return Line(number, digest, name, batch, named, error=ApiError.of_form(error.errors()))
     except ApiError as error:
-        return Line(number, digest, name, batch, error=error)
+        return Line(number, digest, name, batch, named, error=error)
 
 
 def _object(raw: bytes) -> dict[str, Any]:

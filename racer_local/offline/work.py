@@ -13,6 +13,7 @@ from racer_local.errors import RacerError
 from racer_local.offline.lines import Line
 from racer_local.session import Session
 from racer_local.stats import GenerationStats
+from racer_local.target import never
 from racer_local.wire import asking
 from racer_local.wire.answers import Answers
 from racer_local.wire.asking import Ended, Said
@@ -21,6 +22,8 @@ from racer_local.wire.errors import ApiError
 COMPARED = 8192
 """Tokens of a prompt by which it finds its place among others."""
 Record = dict[str, Any]
+PASSING = (RacerError, ApiError, ValueError, TypeError, LookupError, RuntimeError, ArithmeticError)
+"""What one line may bring about and the next one not; a dead disk or no memory is not among it."""
 
 
 @dataclass
@@ -48,13 +51,18 @@ class Done:
         return self.stats.prompt_tokens * per_token + self.stats.emitted * self.plain_forward
 
 
-def by_prefix(session: Session, lines: Sequence[Line]) -> list[Line]:
+def by_prefix(session: Session, lines: Sequence[Line], stopped: Callable[[], bool] = never) -> list[Line]:
     """In an order in which prompts that begin alike follow each other, so that what they share is evaluated once.
 
     It is that of their tokens; what the cache can keep from one prompt to the next is then the most it could keep from
-    any. Lines whose prompt can't be made come first: they cost nothing.
+    any. Lines whose prompt can't be made come first: they cost nothing. None, once it is `stopped`.
     """
-    return [lines[i] for i in sorted(range(len(lines)), key=[_key(session, line) for line in lines].__getitem__)]
+    keys: list[bytes] = []
+    for line in lines:
+        if stopped():
+            return []
+        keys.append(_key(session, line))
+    return [lines[i] for i in sorted(range(len(lines)), key=keys.__getitem__)]
 
 
 def _key(session: Session, line: Line) -> bytes:
@@ -62,7 +70,7 @@ def _key(session: Session, line: Line) -> bytes:
         return b""
     try:
         prompts = line.asked.prepare(session).prompts
-    except (RacerError, ApiError):
+    except PASSING:
         return b""
     return np.asarray(prompts[0][:COMPARED], ">i4").tobytes()  # compared as bytes, they are in the order of the ids
 
@@ -94,9 +102,10 @@ def answer_line(
     stats = GenerationStats()
     try:
         asking.answer(listener, session, line.asked, sampling, list, stats.add)
-    except (RacerError, ApiError) as error:
+    except PASSING as error:
         done.errors += 1
-        return error_record(line, ApiError.of(error))
+        known = isinstance(error, (RacerError, ApiError))
+        return error_record(line, ApiError.of(error) if known else ApiError(500, f"{type(error).__name__}: {error}"))
     if listener.cancelled:
         return None
     answers = line.kind(line.asked, name, line.number)
