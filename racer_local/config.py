@@ -162,6 +162,10 @@ class ContextConfig:
         """Threads in force."""
         return self.threads or default_threads()
 
+    def flashes(self, offloads: bool) -> bool:
+        """Whether attention is flash attention, where layers are offloaded or not."""
+        return self.flash_attn == "on" or self.kv_type == "q8_0" or (self.flash_attn == "auto" and offloads)
+
     def for_exact(self) -> ContextConfig:
         """What is left open set to what makes a row of a batch equal a single one on a CPU."""
         flash_attn = "on" if self.flash_attn == "auto" else self.flash_attn

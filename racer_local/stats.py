@@ -33,6 +33,10 @@ class GenerationStats:
     accepted: int = 0
     """Draft nodes whose token became text."""
     accepted_by_source: dict[str, int] = field(default_factory=lambda: {"context": 0, "logits": 0, "corpus": 0})
+    steps_by_nodes: dict[int, int] = field(default_factory=dict)
+    """How many trees had so many nodes, root counted."""
+    steps_by_accepted: dict[int, int] = field(default_factory=dict)
+    """Of how many trees so many draft nodes became text."""
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     """The whole loop: draft, verify, draw, learn, commit."""
@@ -58,7 +62,10 @@ class GenerationStats:
         """One verified tree of which the nodes `kept` (root first) became text."""
         self.steps += 1
         self.drafted += len(tree) - 1
-        self.accepted += max(0, len(kept) - 1)
+        accepted = max(0, len(kept) - 1)
+        self.accepted += accepted
+        self.steps_by_nodes[len(tree)] = self.steps_by_nodes.get(len(tree), 0) + 1
+        self.steps_by_accepted[accepted] = self.steps_by_accepted.get(accepted, 0) + 1
         for source in tree.sources[kept[1:]].tolist():
             self.accepted_by_source[Source(source).name.lower()] += 1
 
@@ -86,10 +93,12 @@ class GenerationStats:
     def add(self, other: GenerationStats) -> None:
         """Take another answer's raw counts in."""
         for counter in fields(self):
+            ours, theirs = getattr(self, counter.name), getattr(other, counter.name)
             if counter.type in ("int", "float"):
-                setattr(self, counter.name, getattr(self, counter.name) + getattr(other, counter.name))
-        for source, count in other.accepted_by_source.items():
-            self.accepted_by_source[source] += count
+                setattr(self, counter.name, ours + theirs)
+            elif isinstance(ours, dict):
+                for name, count in theirs.items():
+                    ours[name] = ours.get(name, 0) + count
 
     def as_dict(self) -> dict[str, Any]:
         """The `stats` object of the command line's JSON."""

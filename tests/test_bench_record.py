@@ -153,19 +153,14 @@ def test_a_prompt_that_is_too_long_is_skipped_and_the_rest_is_kept(capsys, tiny_
     assert code == 0
     assert (json.loads(out)["answers"], json.loads(out)["skipped"]) == (2, 1)
     assert len(load_trace(tmp_path / "named").gen) == 2, "the file is the one that was named"
-    code, out, _ = run(capsys, "bench", "live", *args, "--draft", "lookup")
-    result = json.loads(out.splitlines()[-1])
-    assert code == 0
-    assert (result["answers"], result["skipped"]) == (2, 1)
 
 
-@pytest.mark.parametrize("command", ["record", "live", "fit"])
+@pytest.mark.parametrize("command", ["record", "fit"])
 def test_an_output_that_cannot_be_written_is_told_before_the_work(capsys, tiny_path, trace_path, tmp_path, command):
     data = write_lines(tmp_path / "q.jsonl", {"prompt": "hello"})
     output = tmp_path / "no folder" / "out"
     args = {
         "record": ["-m", tiny_path, "--data", data, "-o", output],
-        "live": ["-m", tiny_path, "--data", data, "--json", output],
         "fit": [trace_path, "-o", output],
     }
     assert "can't be written; name a file in a folder that exists" in refused(capsys, "bench", command, *args[command])

@@ -147,3 +147,15 @@ def test_a_trace_with_fewer_likeliest_tokens_can_be_replayed(draft):
     cost = VerifyCost.parse(FLAT)
     drafter = make_drafter(DraftConfig(draft=draft), narrow.n_vocab, (), cost)
     assert sum(counts.tokens for _, counts in replay(narrow, drafter, cost, 64)) == 10
+
+
+def test_bench_corpus_tells_what_an_index_costs(capsys, tmp_path):
+    code, out, err = run(capsys, "bench", "corpus", "--tokens", "1000", "20000", "--folder", tmp_path)
+    assert code == 0, err
+    *lines, last = out.splitlines()
+    first, second = json.loads(last)["by_tokens"]
+    assert (len(lines), first["tokens"], second["tokens"]) == (2, 1000, 20000)
+    assert 8 < second["disk_bytes_a_token"] < first["disk_bytes_a_token"]
+    assert second["lookup_us"]["median"] > 0
+    assert list(tmp_path.iterdir()) == []
+    assert "at least 1000" in refused(capsys, "bench", "corpus", "--tokens", "10")

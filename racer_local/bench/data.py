@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from racer_local.errors import ConfigError
 
+FILES = ("spec_bench.jsonl", "human_eval.jsonl", "mgsm_zh.jsonl")
 MT_BENCH = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
 """Spec-Bench counts MT-Bench's eight categories as one."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """HumanEval's: a prompt that a completion goes on from, the tests, and the function they call."""
+
+    prompt: str
+    test: str
+    entry_point: str
 
 
 @dataclass(frozen=True)
@@ -20,6 +31,10 @@ class Question:
 
     category: str
     turns: list[str]
+    id: str = field(default="", compare=False)
+    """Its "question_id", or FILE:LINE."""
+    check: Check | None = field(default=None, compare=False)
+    """How a program that answers it is tested, where it asks for one."""
 
 
 def read_questions(paths: Sequence[Path], limit: int | None = None) -> list[Question]:
@@ -37,6 +52,22 @@ def read_questions(paths: Sequence[Path], limit: int | None = None) -> list[Ques
     return [question for same in by_category.values() for question in _spread(same, limit)]
 
 
+def read_folder(folder: Path, limit: int | None = None) -> list[Question]:
+    """The benchmarks' questions that lie in a folder. Raises ConfigError where there are none."""
+    there = [path for name in FILES if (path := folder / name).is_file()]
+    if not there:
+        raise ConfigError(f"{folder} has none of {', '.join(FILES)}; get them with: racer-local bench data {folder}")
+    return read_questions(there, limit)
+
+
+def in_turns(questions: Sequence[Question]) -> list[Question]:
+    """One question of each category, then the next of each: who stops anywhere has asked about as many of each."""
+    by_category: dict[str, list[Question]] = {}
+    for question in questions:
+        by_category.setdefault(question.category, []).append(question)
+    return [question for turn in zip_longest(*by_category.values()) for question in turn if question]
+
+
 def read_prompts(path: Path, limit: int) -> list[str]:
     """The first turns of up to `limit` questions, spread evenly over a file."""
     return [question.turns[0] for question in _spread(_read_file(path), limit)]
@@ -47,7 +78,15 @@ def _read_file(path: Path) -> list[Question]:
         text = path.read_text(encoding="utf-8-sig")
         lines = [json.loads(line) for line in text.split("\n") if line.strip()]
         several = len({line.get("category") for line in lines}) > 1
-        return [Question(_category(line, path) if several else path.stem, _turns(line)) for line in lines]
+        return [
+            Question(
+                _category(line, path) if several else path.stem,
+                _turns(line),
+                str(line.get("question_id", f"{path.name}:{number}")),
+                Check(line["prompt"], line["test"], line["entry_point"]) if "test" in line else None,
+            )
+            for number, line in enumerate(lines, 1)
+        ]
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}") from error
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:

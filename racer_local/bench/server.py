@@ -16,7 +16,7 @@ from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
 from racer_local.bench.data import Question
-from racer_local.bench.live import WARM_UP_PROMPT, WARM_UP_TOKENS
+from racer_local.bench.ways import WARM_UP_PROMPT, WARM_UP_TOKENS
 from racer_local.config import ContextConfig, DraftConfig, ModelConfig, SamplingConfig, ServerConfig
 from racer_local.errors import ContextFullError, ModelError, RacerError
 from racer_local.llama import Model

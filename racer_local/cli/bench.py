@@ -10,6 +10,7 @@ from typing import Any
 
 from racer_local.bench.data import Question, read_questions
 from racer_local.binding import cpu_model
+from racer_local.cli import suite
 from racer_local.cli.messages import progress, tell
 from racer_local.cli.options import (
     add_model,
@@ -31,7 +32,6 @@ EXAMPLES = {
     ),
     "corpus": ("racer-local bench corpus --tokens 1000000", "an index of a million tokens"),
     "memory": ("racer-local bench memory -m smollm2-135m --draft paper,racer", "two drafters against plain decoding"),
-    "live": ("racer-local bench live -m my-model.gguf --data questions.jsonl --limit 5", "speeds by category"),
     "server": ("racer-local bench server -m my-model.gguf --data questions.jsonl --limit 24", "HTTP against a call"),
     "record": ("racer-local bench record -m my-model.gguf --data questions.jsonl -o trace.npz", "answers to replay"),
     "replay": ("racer-local bench replay trace.npz --cost gpu", "what a drafter would gain on another machine"),
@@ -72,26 +72,6 @@ def add_parser(commands: Any) -> None:
     memory.add_argument("--ctx", type=int, default=8192, metavar="N", help="default: %(default)s")
     memory.add_argument("--max-tokens", type=int, default=64, metavar="N", help="default: %(default)s")
     memory.set_defaults(run=run_memory)
-
-    live = bench("live", "the same prompts through each drafter and plain decoding")
-    _add_data(live, "prompts of each category; default: all")
-    live.add_argument(
-        "--draft", default="lookup,racer", help="NAME, NAME@NODES, NAME+corpus, with commas; default: %(default)s"
-    )
-    _add_corpus(live)
-    live.add_argument(
-        "--exact", action="store_true", help="each drafter in exact settings too: what does it cost to be exact?"
-    )
-    live.add_argument(
-        "--context-tokens",
-        type=int,
-        nargs="+",
-        metavar="N",
-        help="lengthen each prompt to N tokens, with text of the others; default with --exact: 300 1500",
-    )
-    live.add_argument("--json", type=Path, metavar="OUT", help="write all figures to this file too")
-    add_model(live, ContextConfig)
-    live.set_defaults(run=run_live)
 
     server = add_command(
         benches,
@@ -140,6 +120,8 @@ def add_parser(commands: Any) -> None:
     add_model(ids, ContextConfig, SamplingConfig)
     ids.set_defaults(run=run_ids)
 
+    suite.add_parsers(benches)
+
 
 def _add_corpus(parser: argparse.ArgumentParser) -> None:
     what = "an index for the drafters NAME+corpus (racer-local index build); may be repeated"
@@ -157,42 +139,6 @@ def _questions(args: argparse.Namespace) -> list[Question]:
     if args.max_tokens < 1 or (args.limit is not None and args.limit < 1):
         raise ConfigError("--limit and --max-tokens must be at least 1")
     return read_questions(args.data, args.limit)
-
-
-def run_live(args: argparse.Namespace) -> int:
-    from racer_local.bench import live
-    from racer_local.corpus.shelf import check_indexes
-    from racer_local.llama import Model
-
-    path = find(args.model)
-    questions, context = _questions(args), context_from_args(args, path)
-    check_output(args.json)
-    drafts = args.draft.split(",")
-    if args.exact:
-        drafts = [*drafts, *(spec.strip() + live.EXACT for spec in drafts)]
-    for spec in drafts:
-        live.parse_draft(spec, args.corpus)
-    check_indexes(args.corpus)
-    lengths = args.context_tokens or ([300, 1500] if args.exact else [])
-    if lengths and min(lengths) < 1:
-        raise ConfigError("--context-tokens must be at least 1")
-    with Model(path, model_from_args(args)) as model:
-        if lengths:
-            questions = live.in_context(model, questions, lengths)
-        measured, interrupted = live.Measured([]), False
-        total = sum(len(question.turns) for question in questions)
-        try:
-            with progress(total=total, unit="prompt") as bar:
-                for measured in live.measure(model, questions, drafts, context, args.max_tokens, args.corpus):
-                    bar.update(measured.answers - bar.n)
-        except KeyboardInterrupt:
-            interrupted = True
-        result = live.report(measured, model, context, args.max_tokens)
-    print(_live_table(result))
-    print(json.dumps(result), flush=True)
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    return 130 if interrupted else 0
 
 
 def run_server(args: argparse.Namespace) -> int:
@@ -221,21 +167,6 @@ def run_server(args: argparse.Namespace) -> int:
     machine = {"model": path.name, "cpu": cpu_model(), "threads": context.n_threads, "max_tokens": args.max_tokens}
     print(json.dumps({**machine, "answers": found.answers, "different": found.different, "drafts": figures}))
     return 130 if interrupted else 0
-
-
-def _live_table(result: dict[str, Any]) -> str:
-    lines = [f"{result['model']['name']}, {result['settings']['threads']} threads, {result['answers']} prompts"]
-    if result["skipped"]:
-        lines[0] += f" ({result['skipped']} too long for the context)"
-    for category, drafts in [*result["categories"].items(), ("total", result["total"])]:
-        lines.append(f"{category}")
-        lines += [
-            f"  {draft:14} {f['speedup']:5.2f}x {f['tokens_per_second']:8.1f} tokens/s  MAT {f['mat']:5.2f}  "
-            f"nodes {f['mean_nodes']:5.1f}  draft {100 * f['time']['draft']:4.1f}%  "
-            f"with prompt {f['speedup_with_prompt']:5.2f}x  {f['different_answers']} answers differ"
-            for draft, f in drafts.items()
-        ]
-    return "\n".join(lines)
 
 
 def run_record(args: argparse.Namespace) -> int:
@@ -350,7 +281,7 @@ def run_corpus(args: argparse.Namespace) -> int:
 def run_ids(args: argparse.Namespace) -> int:
     from racer_local.bench.data import read_prompts
     from racer_local.bench.ids import measure
-    from racer_local.bench.live import parse_draft
+    from racer_local.bench.ways import parse_draft
     from racer_local.llama import Model
 
     if min(args.limit, args.max_tokens) < 1:

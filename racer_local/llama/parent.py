@@ -6,12 +6,13 @@ import contextlib
 import ctypes
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from racer_local.config import ContextConfig, default_threads
+from racer_local.config import ContextConfig, ModelConfig, default_threads
 from racer_local.errors import ConfigError, ModelError
 from racer_local.llama import library
 from racer_local.llama.context import GGML_TYPES
@@ -55,6 +56,29 @@ def prepare(arguments: dict[str, Any], *, exact: bool) -> None:
         for name in ("type_k", "type_v"):
             if arguments.get(name) is None:
                 arguments[name] = GGML_TYPES["bf16"]
+
+
+def open_parent(path: Path, model: ModelConfig, context: ContextConfig, n_ctx: int, lookup: int | None = None) -> Any:
+    """The parent itself, as a program without us would open it; `lookup`: with prompt lookup of so many tokens.
+
+    It then keeps the logits of every position, and reads a prompt in one batch only.
+    """
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+    offloads = Model.would_offload(model)
+    return Parent(
+        str(path),
+        n_ctx=n_ctx,
+        n_batch=context.n_batch if lookup is None else n_ctx,
+        n_threads=context.n_threads,
+        n_threads_batch=context.n_threads,
+        n_gpu_layers=model.gpu_layers if offloads else 0,
+        flash_attn=context.flashes(offloads),
+        type_k=GGML_TYPES[context.kv_type or "f16"],
+        type_v=GGML_TYPES[context.kv_type or "f16"],
+        draft_model=None if lookup is None else LlamaPromptLookupDecoding(num_pred_tokens=lookup),
+        verbose=False,
+    )
 
 
 def in_the_way(llama: Any) -> list[str]:
