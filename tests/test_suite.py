@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 import threading
 from collections import Counter
 from pathlib import Path
+from time import sleep
 
 import pytest
 from benches import EXACT, EXACT_FLAGS, refused, run, write_lines
@@ -286,7 +289,7 @@ def test_a_file_of_another_plan_is_not_gone_on_with(tiny_path, folder, tmp_path,
         (["--draft", "racer+corpus"], "'racer+corpus' needs an index; name it with --corpus"),
         (["--draft", "racer+corpora"], "'racer+corpora' ends in +corpora; what can be is +corpus and +exact"),
         (["--corpus", "none.index"], "none.index can't be read"),
-        (["--rarely", "paper@9"], "--rarely names paper@9; what is asked is none, lookup"),
+        (["--rarely", "paper@9,none"], "--rarely names none, paper@9; what can be is lookup, logits"),
         (["--llama-server", "/nowhere/llama-server"], "can't be run"),
         (["--llama-server", sys.executable], "knows no --spec-type"),
         (["--data-dir", "/nowhere"], "racer-local bench data /nowhere"),
@@ -353,6 +356,7 @@ def test_the_bindings_own_llama_answers_as_plain_decoding_does(tiny):
 
 def test_a_server_gets_the_same_file_threads_context_and_prompt(tiny, fake_server):
     peer = peers.ServerPeer(fake_server, tiny, ModelConfig(), EXACT, 256, "ngram-mod")
+    assert os.getpgid(peer._process.pid) != os.getpgid(0), "Ctrl-Z in a terminal would stop it amid an answer"
     answer = peer.answer([5, 6], sampling=SamplingConfig(temperature=0.8, seed=3), max_tokens=8)
     assert answer.token_ids == [7] * 8
     assert (answer.stats.emitted, answer.stats.drafted, answer.stats.accepted, answer.stats.steps) == (8, 16, 4, 4)
@@ -369,6 +373,23 @@ def test_a_server_gets_the_same_file_threads_context_and_prompt(tiny, fake_serve
     assert wanted.items() <= options.items()
     assert requests[0]["prompt"] == [5, 6]
     assert (requests[0]["temperature"], requests[0]["seed"], requests[0]["top_k"]) == (0.8, 3, 40)
+
+
+def test_a_terminated_suite_leaves_no_server_behind(tiny_path, fake_server, folder, tmp_path):
+    output = tmp_path / "out.jsonl"
+    more = ["-m", tiny_path, "--draft", "none", "--no-peers", "--llama-server", fake_server, "--repeats", 1000]
+    words = [sys.executable, "-m", "racer_local", *map(str, suite_command(folder, output, *more))]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        while not (output.exists() and output.read_bytes().count(b"\n") > 2) and child.poll() is None:
+            sleep(0.05)
+        child.terminate()
+        out, err = child.communicate(timeout=60)
+    assert child.returncode == 130, err
+    assert json.loads(out.splitlines()[-1])["temperatures"]["0"]["total"]["llama-server"]["answers"] > 0
+    ports = [command[command.index("--port") + 1] for command in logged(fake_server)[0]]
+    for port in ports:
+        with socket.socket() as asked:
+            assert asked.connect_ex(("127.0.0.1", int(port))), "nobody listens any more"
 
 
 def test_a_server_that_ends_says_why(tiny, fake_server):
@@ -402,6 +423,15 @@ def test_prompts_of_ones_own_can_be_lengthened_and_drafted_from_indexes_without_
     assert list(found) == ["20 tokens", "total"], "the others do not fit"
     assert found["total"].keys() == {"none", "racer", "racer+corpus"}
     assert found["total"]["none"]["answers"] == 3
+
+
+def test_peers_for_which_there_is_no_memory_are_refused(tiny, monkeypatch):
+    monkeypatch.setattr(type(tiny), "memory_bytes", lambda *about: 1 << 60)
+    plan = suite.Plan(drafts=("none",), temperatures=(0.0,))
+    with pytest.raises(
+        ModelError, match=r"for each of 2 peers takes about .* leave some out \(--no-peers, --spec-types\)"
+    ):
+        measured(tiny, plan, [])
 
 
 @pytest.mark.model

@@ -101,7 +101,11 @@ class ServerPeer:
             self._port = free.getsockname()[1]
         with TemporaryFile() as said:
             self._process = subprocess.Popen(
-                [*self._command, "--port", str(self._port)], stdin=subprocess.DEVNULL, stdout=said, stderr=said
+                [*self._command, "--port", str(self._port)],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,  # Ctrl-Z must not stop it amid an answer
             )
             for _ in range(int(10 * PATIENCE_S)):
                 sleep(0.1)

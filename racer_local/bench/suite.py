@@ -29,6 +29,7 @@ from racer_local.corpus.shelf import check_indexes
 from racer_local.cost import SIZES
 from racer_local.errors import ConfigError, ContextFullError, RacerError
 from racer_local.llama import Model
+from racer_local.machine import demand_memory
 from racer_local.session import Answer, Session
 from racer_local.tools import Message
 from racer_local.tuning.budget import Budget
@@ -110,9 +111,9 @@ class Plan:
         for temperature in self.temperatures:
             SamplingConfig(temperature=temperature)
         check_indexes(self.corpora)
-        unknown = {*self.rarely} - {*self.names}
-        if unknown:
-            raise ConfigError(f"--rarely names {', '.join(sorted(unknown))}; what is asked is {', '.join(self.names)}")
+        others = [name for name in self.names if name != PLAIN]
+        if unknown := sorted({*self.rarely} - {*others}):
+            raise ConfigError(f"--rarely names {', '.join(unknown)}; what can be is {', '.join(others) or 'nothing'}")
 
 
 class Journal:
@@ -161,6 +162,12 @@ def opened(plan: Plan, model: Model, config: ModelConfig, context: ContextConfig
         }
         n_ctx = ways[PLAIN].target.n_ctx
         theirs = context.for_exact() if plan.exact and not model.offloads else context
+        if not model.offloads:
+            copies = 2 * plan.peers + len(plan.kinds)
+            size = copies * model.memory_bytes(n_ctx, theirs.kv_type)
+            demand_memory(
+                size, f"a copy of the model for each of {copies} peers", "leave some out (--no-peers, --spec-types)"
+            )
         if plan.peers:
             for name in (BINDING, LOOKUP):
                 ways[name] = BindingPeer(model, config, theirs, n_ctx, lookup=name == LOOKUP)
@@ -196,6 +203,7 @@ def header(plan: Plan, model: Model, context: ContextConfig, ways: dict[str, Any
             "max_tokens": plan.max_tokens,
             "exact": plan.exact,
             "rarely": plan.rarely,
+            "corpora": [Path(path).name for path in plan.corpora],
             "questions": questions,
         },
         "ways": list(ways),

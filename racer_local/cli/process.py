@@ -1,4 +1,4 @@
-"""What a command does to its own process: Ctrl-C, and output that can show any character."""
+"""What a command does to its own process: Ctrl-C, SIGTERM, and output that can show any character."""
 
 from __future__ import annotations
 
@@ -24,6 +24,20 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         yield lambda: pressed
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM is a Ctrl-C: what was opened is closed, and the programs that were started end too."""
+
+    def on_terminate(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, on_terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def show_any_character() -> None:

@@ -13,6 +13,7 @@ from racer_local.bench.data import FILES, Question, in_turns, read_folder, read_
 from racer_local.cli.messages import progress, tell
 from racer_local.cli.options import add_model, check_output, context_from_args, model_from_args
 from racer_local.cli.parsing import INTERRUPTED, add_command
+from racer_local.cli.process import ended_by_sigterm
 from racer_local.config import ContextConfig
 from racer_local.errors import ConfigError
 from racer_local.models import find
@@ -145,7 +146,7 @@ def run_suite(args: argparse.Namespace) -> int:
     path, config = find(args.model), model_from_args(args)
     context, questions = context_from_args(args, path), _questions(args)
     check_output(args.output)
-    with Model(path, config) as model:
+    with ended_by_sigterm(), Model(path, config) as model:
         if args.context_tokens:
             questions = ways.in_context(model, questions, args.context_tokens)
         questions = in_turns(questions)
