@@ -9,6 +9,7 @@ from scripted import ScriptedTarget, scripted_logits
 from racer_local.config import DraftConfig
 from racer_local.cost import VerifyCost
 from racer_local.draft import TopK, make_drafter
+from racer_local.draft import racer as racer_module
 from racer_local.draft.racer import RacerDrafter
 from racer_local.engine import generate
 from racer_local.errors import ConfigError
@@ -126,6 +127,65 @@ def test_one_bad_stretch_does_not_wipe_what_was_learned():
     emitted, steps, _ = answer(drafter, code[:100], code[100:])
     assert before > 3
     assert emitted / steps >= before
+
+
+@pytest.fixture
+def dear_looks(monkeypatch):
+    """A machine on which every look takes a good part of a forward."""
+    monkeypatch.setattr(racer_module, "DEAR_LOOK", -1.0)
+
+
+def looks_in(drafter, prompt, expected):
+    """At which steps of an answer the drafter looked."""
+    looked, look = [], drafter._look
+    steps = 0
+
+    def noted(root, limit):
+        looked.append(steps)
+        return look(root, limit)
+
+    drafter._look = noted
+    read(drafter, prompt)
+    root = prompt[-1]
+    for token in expected:
+        tree = drafter.draft(root, Limit(1, 1, 1))  # a lone root is all that there is room for
+        drafter.observe(tree, sure_of([token]))
+        drafter.accept([0], token)
+        root, steps = token, steps + 1
+    return looked
+
+
+def test_where_looks_are_dear_and_in_vain_only_every_fourth_step_looks(dear_looks):
+    drafter = racer("cpu")
+    assert looks_in(drafter, [1, 2], random_words(1, 40)) == [*range(8), *range(11, 40, 4)]
+    assert looks_in(drafter, [3], random_words(2, 10)) == [*range(8)], "a new prompt is looked at from its start"
+
+
+def test_where_looks_are_cheap_every_step_looks():
+    assert looks_in(racer("cpu"), [1, 2], random_words(1, 40)) == [*range(40)]
+
+
+def test_a_drafter_that_rests_learns_the_same_text_and_cues(monkeypatch):
+    learned = []
+    for share in (-1.0, 1e9):
+        monkeypatch.setattr(racer_module, "DEAR_LOOK", share)
+        drafter = racer("cpu")
+        for seed in range(3):
+            looks_in(drafter, [1, 2, seed], random_words(seed, 45 + seed))
+        drafter.begin([7])
+        cues = drafter.cues
+        learned.append([*drafter.history, cues.tokens, cues.log_probs, drafter.recent.seen, cues.stamps])
+    *same, (resting, looking) = zip(*learned, strict=True)
+    for one, other in same:
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_allclose(resting, looking, atol=racer_module.REST - 1)
+
+
+def test_a_text_that_repeats_wakes_a_drafter_that_rests(dear_looks):
+    drafter, words = racer("cpu"), random_words(9, 60)
+    emitted, steps, drafted = answer(drafter, words[:1], [*words[1:], *words])
+    assert drafted > 30
+    assert emitted - steps > 30
 
 
 def test_learned_state_stays_within_the_memory_that_is_announced():

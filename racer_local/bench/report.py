@@ -158,6 +158,7 @@ def _mat(figure: Figure, view: View) -> None:
             color = OURS if way.startswith("racer") else PEERS if way.startswith("llama") else FIXED
             axes.plot(mean_nodes(sums), mat(sums), MARKS[i % len(MARKS)], color=color, label=way)
     axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("mean nodes of a step, root counted")
     axes.set_ylabel("mean accepted tokens (MAT)")
     axes.grid(alpha=0.3)

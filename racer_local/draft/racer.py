@@ -31,6 +31,12 @@ CHEAP = 6.0
 GPU's curve. On a CPU they bring nothing, and the logits of a prompt are a fifth of the time to read it."""
 MOST_CREDIT = 5.0
 """Plain forwards saved that are remembered: a long run of luck is no licence to lose it all again."""
+REST_AFTER, REST = 8, 4
+"""After so many looks in a row that found nothing worth drafting only every REST-th step looks, where that is dear."""
+DEAR_LOOK, LOOK_PACE, LONGEST_LOOK = 0.01, 0.05, 1e-3
+"""The share of a plain forward above which a look is dear; the newest one's weight in their average time, and the most
+seconds that it counts: the first one pays for much else. A forward leaves all caches cold, so several steps are learned
+from in about the time of one, too."""
 
 
 def _new_memory(config: DraftConfig) -> tuple[History, Cues]:
@@ -69,6 +75,10 @@ class RacerDrafter:
         self._text = Text()
         self._drafted = DraftTree.chain([0])
         self._drafted_at = 0.0
+        self._put_off: list[TopK] = []
+        """The rows of plain steps that are not learned from yet."""
+        self._vain, self._look_seconds = 0, 0.0
+        """Looks in a row that found nothing, and what one takes on average."""
 
     @staticmethod
     def memory_bytes(config: DraftConfig) -> int:
@@ -83,12 +93,16 @@ class RacerDrafter:
         self.net.out[:] = self.net.prior
         self._text.cut(0)
         self._balance = 0.0
+        self._put_off.clear()
+        self._vain = 0
 
     def use(self, corpora: Corpora | None) -> None:
         """Draft from these indexes too, from the next prompt on."""
         self._corpora = corpora
 
     def begin(self, prompt: Tokens) -> None:
+        self._catch_up()
+        self._vain = 0
         index = NO_INDEX
         if self._corpora is not None:
             self._corpora.refresh()
@@ -110,15 +124,28 @@ class RacerDrafter:
         self._text.extend(tokens[self._text.length :])
         self._chunk = tokens[:0]
 
+    @property
+    def _in_vain(self) -> bool:
+        """Whether looking has not paid for long, and takes time that could be told."""
+        return self._vain >= REST_AFTER and self._look_seconds > DEAR_LOOK * self.cost.plain_seconds
+
     def draft(self, root: int, limit: Limit) -> DraftTree:
+        rests = self._in_vain and 0 < len(self._put_off) < REST
+        self._drafted = DraftTree.lone(root) if rests else self._look(root, limit)
+        self._drafted_at = perf_counter()
+        return self._drafted
+
+    def _look(self, root: int, limit: Limit) -> DraftTree:
+        self._catch_up()
+        started = perf_counter()
         caution = np.float32(self._caution + CAUTION_OF_DEBT * max(0.0, -self._balance))
         terms = SOURCES, self.cost.relative, self._fade, caution
         limits = limit.nodes, limit.leaves, limit.depth
         text = self._text.tokens
         n = growth.draft(self.memory, text, self._banned, terms, self._tree, self._pool, limits, self._ordered)
-        self._drafted = DraftTree(*self._ordered[:, :n].copy()) if n > 1 else DraftTree.lone(root)
-        self._drafted_at = perf_counter()
-        return self._drafted
+        self._vain = 0 if n > 1 else self._vain + 1
+        self._look_seconds += LOOK_PACE * (min(perf_counter() - started, LONGEST_LOOK) - self._look_seconds)
+        return DraftTree(*self._ordered[:, :n].copy()) if n > 1 else DraftTree.lone(root)
 
     def observe(self, tree: DraftTree, top_k: TopK) -> None:
         if tree is self._drafted:
@@ -129,13 +156,27 @@ class RacerDrafter:
             self._chunk = tree.tokens[-history.CONTEXT :]
 
     def accept(self, path: NodeIds, bonus: int) -> None:
-        tree, n, rows = self._drafted, self._text.length, self._top_k
+        tree, n = self._drafted, self._text.length
+        self._text.extend([*tree.tokens[path[1:]].tolist(), bonus])
+        if len(tree) == 1 and self._in_vain:
+            self._put_off.append(self._top_k)
+            return
+        self._catch_up(but=1)
         if len(tree) > 1:
             self._balance = min(MOST_CREDIT, self._balance + len(path) - float(self.cost.relative[len(tree)]))
-        nodes = np.array(path)
-        self._text.extend([*tree.tokens[nodes[1:]].tolist(), bonus])
-        learning = LEARNING_RATE, PULL
-        text = self._text.tokens
+        self._absorb(n, tree, np.array(path), self._top_k)
+
+    def _catch_up(self, but: int = 0) -> None:
+        """Learn from the plain steps that were put off: a chain that became text, with `but` tokens behind it."""
+        if self._put_off:
+            k, end = len(self._put_off), self._text.length - but
+            rows = TopK(*(np.concatenate([getattr(r, name) for r in self._put_off]) for name in ("ids", "logits")))
+            self._put_off.clear()
+            chain = DraftTree.chain(self._text.tokens[end - k - 1 : end - 1])
+            self._absorb(end - k, chain, np.arange(k), rows, end)
+
+    def _absorb(self, n: int, tree: DraftTree, path: NDArray[np.int64], rows: TopK, end: int | None = None) -> None:
+        text, learning = self._text.tokens[:end], (LEARNING_RATE, PULL)
         growth.absorb(
-            self.memory, self._pool, text, n, tree.tokens, tree.parents, nodes, rows.ids, rows.logits, *learning
+            self.memory, self._pool, text, n, tree.tokens, tree.parents, path, rows.ids, rows.logits, *learning
         )
