@@ -12,6 +12,10 @@ from typing import Any
 from racer_local.errors import ConfigError
 
 FILES = ("spec_bench.jsonl", "human_eval.jsonl", "mgsm_zh.jsonl")
+LIMIT, MAX_TOKENS, TEMPERATURES = 10, 160, (0.0, 0.8)
+"""What the suite asks where it is not told: questions of each category, tokens of an answer, greedy and drawn."""
+MIN_SPEEDUP, MIN_CATEGORY = 1.0, 0.98
+"""What the gate demands in total and of each category, where it is not told."""
 MT_BENCH = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
 """Spec-Bench counts MT-Bench's eight categories as one."""
 

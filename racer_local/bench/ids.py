@@ -7,7 +7,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from racer_local.bench.ways import PLAIN, as_prompt, parse_draft
+from racer_local.bench.results import PLAIN
+from racer_local.bench.ways import as_prompt, parse_draft
 from racer_local.config import ContextConfig, SamplingConfig
 from racer_local.llama import Model
 from racer_local.session import Answer, Session, first_difference

@@ -10,23 +10,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from racer_local.bench.data import MIN_CATEGORY, MIN_SPEEDUP
 from racer_local.cost import VerifyCost
 from racer_local.errors import ConfigError
-from racer_local.session import Answer
+
+if TYPE_CHECKING:  # reading results needs no model
+    from racer_local.session import Answer
 
 FORMAT = 1
 PLAIN, TOTAL = "none", "total"
 RESAMPLES, SEED = 2000, 0
 LOW, HIGH = 0.05, 0.95
 """Of a ratio's spread: between these quantiles lie nine of ten resamples of the questions."""
-MIN_SPEEDUP, MIN_CATEGORY = 1.0, 0.98
-"""What `gate` demands in total and of each category, where it is not told."""
-
 Key = tuple[float, int, str, str]
 """(temperature, repeat, category, question)."""
 

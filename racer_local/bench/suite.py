@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from racer_local import __version__
-from racer_local.bench.data import Question
+from racer_local.bench.data import MAX_TOKENS, TEMPERATURES, Question
 from racer_local.bench.humaneval import passes
 from racer_local.bench.peers import BINDING, LOOKUP, SERVER, BindingPeer, ServerPeer, spec_types
-from racer_local.bench.results import FORMAT, Counts, Key, Record, Results, parse
-from racer_local.bench.ways import EXACT, PLAIN, WARM_UP_PROMPT, WARM_UP_TOKENS, as_prompt, parse_draft
+from racer_local.bench.results import FORMAT, PLAIN, Counts, Key, Record, Results, parse
+from racer_local.bench.ways import EXACT, WARM_UP_PROMPT, WARM_UP_TOKENS, as_prompt, parse_draft
 from racer_local.config import ContextConfig, DraftConfig, ModelConfig, SamplingConfig
 from racer_local.corpus.shelf import check_indexes
 from racer_local.cost import SIZES
@@ -35,7 +35,6 @@ from racer_local.tools import Message
 from racer_local.tuning.budget import Budget
 
 DRAFTS = ("none", "lookup", "logits", "retrieval", "paper@8", "paper@64", "racer", "racer+corpus")
-LIMIT, MAX_TOKENS, TEMPERATURES = 10, 160, (0.0, 0.8)
 DECIDES = ("machine", "model", "versions", "settings", "ways", "passes")
 """Of the header: what must be the same for a run to go on."""
 RARELY = 4

@@ -10,7 +10,6 @@ from racer_local.errors import ConfigError
 from racer_local.llama import Model, render_chat
 from racer_local.tools import Message
 
-PLAIN = "none"
 EXACT, CORPUS = "+exact", "+corpus"
 WARM_UP_PROMPT, WARM_UP_TOKENS = "Count from one to ten, twice.", 32
 

@@ -6,10 +6,20 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from racer_local.bench import results
-from racer_local.bench.data import FILES, Question, in_turns, read_folder, read_questions
+from racer_local.bench.data import (
+    FILES,
+    LIMIT,
+    MAX_TOKENS,
+    MIN_CATEGORY,
+    MIN_SPEEDUP,
+    TEMPERATURES,
+    Question,
+    in_turns,
+    read_folder,
+    read_questions,
+)
 from racer_local.cli.messages import progress, tell
 from racer_local.cli.options import add_model, check_output, context_from_args, model_from_args
 from racer_local.cli.parsing import INTERRUPTED, add_command
@@ -17,6 +27,9 @@ from racer_local.cli.process import ended_by_sigterm
 from racer_local.config import ContextConfig
 from racer_local.errors import ConfigError
 from racer_local.models import find
+
+if TYPE_CHECKING:  # it loads numpy, which most commands start without
+    from racer_local.bench.results import Results
 
 EXAMPLES = {
     "suite": [
@@ -48,7 +61,8 @@ def add_parsers(benches: Any) -> None:
         help="the paper's benchmarks through every drafter and peer",
         examples=EXAMPLES["suite"],
         notes="Ctrl-C keeps every question that was answered. Ctrl-Z stops behind the question that is being answered, "
-        "so that no time is wrong. What drafters had learned is not learned again after an interruption.",
+        "so that no time is wrong. What drafters had learned is not learned again after an interruption."
+        "\n\nHumanEval's programs are run against their tests; most models need --max-tokens 400 to finish one.",
     )
     suite.add_argument("--data-dir", type=Path, metavar="DIR", help=f"with {', '.join(FILES)}")
     what = 'or files of your own: JSONL with {"turns": [...]} or {"prompt": ...} a line'
@@ -59,10 +73,12 @@ def add_parsers(benches: Any) -> None:
     suite.add_argument("-o", "--output", type=Path, metavar="FILE", help=what)
     suite.add_argument("--overwrite", action="store_true", help="begin anew where the file is there")
     what = "questions of each category, spread over it; default: %(default)s"
-    suite.add_argument("--limit", type=int, default=10, metavar="N", help=what)
-    suite.add_argument("--max-tokens", type=int, default=160, metavar="N", help="of each answer; default: %(default)s")
-    what = "0 is greedy; several, each from a cold start; default: 0 0.8"
-    suite.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.8], metavar="T", help=what)
+    suite.add_argument("--limit", type=int, default=LIMIT, metavar="N", help=what)
+    suite.add_argument(
+        "--max-tokens", type=int, default=MAX_TOKENS, metavar="N", help="of each answer; default: %(default)s"
+    )
+    what = f"0 is greedy; several, each from a cold start; default: {' '.join(f'{t:g}' for t in TEMPERATURES)}"
+    suite.add_argument("--temperature", type=float, nargs="+", default=TEMPERATURES, metavar="T", help=what)
     what = "times to ask all of it, each from a cold start; default: %(default)s"
     suite.add_argument("--repeats", type=int, default=1, metavar="N", help=what)
     what = "end in time, with as many questions of each category; default: no limit"
@@ -104,8 +120,8 @@ def add_parsers(benches: Any) -> None:
     gate.add_argument("file", type=Path, metavar="FILE", help="made by bench suite")
     gate.add_argument("--draft", default="racer", metavar="NAME", help="whose; default: %(default)s")
     for flag, default, what in (
-        ("--min-speedup", results.MIN_SPEEDUP, "in total"),
-        ("--min-category", results.MIN_CATEGORY, "in each category"),
+        ("--min-speedup", MIN_SPEEDUP, "in total"),
+        ("--min-category", MIN_CATEGORY, "in each category"),
     ):
         gate.add_argument(flag, type=float, default=default, metavar="X", help=f"{what}; default: %(default)s")
     gate.set_defaults(run=run_gate)
@@ -122,7 +138,7 @@ def add_parsers(benches: Any) -> None:
 
 
 def run_suite(args: argparse.Namespace) -> int:
-    from racer_local.bench import suite, ways
+    from racer_local.bench import results, suite, ways
     from racer_local.llama import Model
     from racer_local.tuning.budget import Budget
 
@@ -204,7 +220,7 @@ def run_data(args: argparse.Namespace) -> int:
 
 
 def run_report(args: argparse.Namespace) -> int:
-    from racer_local.bench import report
+    from racer_local.bench import report, results
 
     if not (args.output or args.png):
         raise ConfigError("nothing to write; name a page with -o, a folder for plots with --png, or both")
@@ -215,6 +231,8 @@ def run_report(args: argparse.Namespace) -> int:
 
 
 def run_gate(args: argparse.Namespace) -> int:
+    from racer_local.bench import results
+
     found = results.read(args.file)
     short = results.gate(found, args.draft, args.min_speedup, args.min_category)
     for line in short:
@@ -224,6 +242,8 @@ def run_gate(args: argparse.Namespace) -> int:
 
 
 def run_compare(args: argparse.Namespace) -> int:
+    from racer_local.bench import results
+
     before, after = results.read(args.before), results.read(args.after)
     changes = results.compare(before, after)
     if not changes:
@@ -250,8 +270,10 @@ def run_compare(args: argparse.Namespace) -> int:
     return 0
 
 
-def table(found: results.Results) -> str:
+def table(found: Results) -> str:
     """Speed-ups by category and way, as text."""
+    from racer_local.bench import results
+
     lines = []
     for temperature in found.temperatures:
         view = found.at(temperature)
@@ -278,7 +300,7 @@ def table(found: results.Results) -> str:
     return "\n".join(lines)
 
 
-def summary(found: results.Results) -> dict[str, Any]:
+def summary(found: Results) -> dict[str, Any]:
     """All figures, for JSON."""
     return {
         **{name: found.header[name] for name in ("machine", "model", "settings", "cost")},
