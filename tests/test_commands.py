@@ -142,7 +142,7 @@ def test_a_completion_names_the_commands(capsys, shell):
     ("words", "offered"),
     [
         (["gen"], "generate"),
-        (["bench", "re"], "record replay"),
+        (["bench", "re"], "record replay report"),
         (["generate", "--max-n"], "--max-nodes"),
         (["generate", "--kv-type", "q"], "q8_0"),
         (["models", "fetch", "--qu"], "--quiet"),
