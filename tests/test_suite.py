@@ -434,17 +434,17 @@ def test_peers_for_which_there_is_no_memory_are_refused(tiny, monkeypatch):
         measured(tiny, plan, [])
 
 
-@pytest.mark.model
-def test_exact_answers_pass_the_same_tests_with_and_without_drafts(smollm2_path, tmp_path, capsys):
-    prompt = 'def add(a: int, b: int) -> int:\n    """ Add two numbers.\n    """\n'
-    check = {"prompt": prompt, "test": "def check(f):\n    assert f(1, 2) == 3", "entry_point": "add"}
-    turns = [f"Implement the following code.\n{prompt}"]
-    write_lines(tmp_path / "human_eval.jsonl", {"question_id": 0, "category": "coding", "turns": turns, **check})
-    output = tmp_path / "out.jsonl"
-    flags = ["--draft", "racer", "--no-peers", "--temperature", 0, "--exact", "--ctx", 512, "--max-tokens", 80]
-    command = ["bench", "suite", "-m", smollm2_path, "--data-dir", tmp_path, "-o", output, *flags]
+def test_exact_answers_pass_the_same_tests_with_and_without_drafts(tiny_path, folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(suite, "passes", lambda check, text: len(text.strip()) % 2 == 0)
+    flags = ["--draft", "lookup,paper@8,racer", "--no-peers", "--temperature", 0, "--exact"]
+    output, more = tmp_path / "out.jsonl", ["--threads", 1, "--ctx", 256, "--max-tokens", 24]
+    command = ["bench", "suite", "-m", tiny_path, "--data-dir", folder, "-o", output, *flags, *more]
     assert run(capsys, *command)[0] == 0
-    view = results.read(output).at(0.0)
-    assert view.passed("racer") == view.passed("none")
-    assert view.passed("none")[1] == 1
-    assert view.different("total", "racer") == (0, 1)
+    found = results.read(output)
+    assert found.header["settings"]["exact"]
+    view = found.at(0.0)
+    assert view.sums("total", "paper@8").drafted > 0
+    for way in found.ways:
+        assert view.different("total", way) == (0, 8)
+        assert view.passed(way) == view.passed("none")
+    assert view.passed("none")[1] == 2
