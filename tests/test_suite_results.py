@@ -192,12 +192,12 @@ def test_a_gate_is_not_passed_by_what_was_not_measured():
 def test_compare_says_what_changed_and_where_the_files_are_not_alike(tmp_path, capsys):
     before = write(tmp_path / "a.jsonl", suite_of(1.2))
     after = suite_of(1.5)
-    after.header = {**HEADER, "settings": {"threads": 4}}
+    after.header = {**HEADER, "settings": {**HEADER["settings"], "threads": 4}}
     code, out, err = run(capsys, "bench", "compare", before, write(tmp_path / "b.jsonl", after))
     assert code == 0
     assert re.search(r"code +racer +1.20x -> +1.50x  1.25x .*FASTER", out)
     assert re.search(r"prose +racer .*noise", out)
-    assert "with another settings" in err
+    assert err == "racer-local: the two were measured with another settings: threads 2 and 4\n"
     assert json.loads(out.splitlines()[-1]) == {"compared": 9, "faster": 2, "slower": 0}
     empty = write(tmp_path / "c.jsonl", Results(HEADER, []))
     assert "nothing to compare" in refused(capsys, "bench", "compare", before, empty)

@@ -249,8 +249,11 @@ def run_compare(args: argparse.Namespace) -> int:
     if not changes:
         raise ConfigError("the two files have no way and question in common, so there is nothing to compare")
     for what in ("machine", "model", "versions", "settings"):
-        if before.header[what] != after.header[what]:
-            tell(f"the two were measured with another {what}: {before.header[what]} and {after.header[what]}")
+        old, new = before.header[what], after.header[what]
+        names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+        if names:
+            others = ", ".join(f"{name} {old.get(name)} and {new.get(name)}" for name in names)
+            tell(f"the two were measured with another {what}: {others}")
     for change in changes:
         sign = "noise" if not change.real else "FASTER" if change.change.ratio > 1 else "SLOWER"
         print(
