@@ -75,6 +75,11 @@ class GenerationStats:
         return self.emitted / self.steps if self.steps else 0.0
 
     @property
+    def mean_nodes(self) -> float:
+        """Nodes of a step's tree, root counted."""
+        return 1 + self.drafted / self.steps if self.steps else 0.0
+
+    @property
     def acceptance_rate(self) -> float:
         """Accepted draft nodes per drafted node."""
         return self.accepted / self.drafted if self.drafted else 0.0
@@ -92,13 +97,7 @@ class GenerationStats:
 
     def add(self, other: GenerationStats) -> None:
         """Take another answer's raw counts in."""
-        for counter in fields(self):
-            ours, theirs = getattr(self, counter.name), getattr(other, counter.name)
-            if counter.type in ("int", "float"):
-                setattr(self, counter.name, ours + theirs)
-            elif isinstance(ours, dict):
-                for name, count in theirs.items():
-                    ours[name] = ours.get(name, 0) + count
+        add_counters(self, other)
 
     def as_dict(self) -> dict[str, Any]:
         """The `stats` object of the command line's JSON."""
@@ -117,6 +116,17 @@ class GenerationStats:
             "draft_seconds": round(self.draft_seconds, 6),
             "tokens_per_second": round(self.tokens_per_second, 3),
         }
+
+
+def add_counters(ours: Any, theirs: Any) -> None:
+    """Add another's raw counts, plain ones and those by name, to an object's of the same dataclass."""
+    for counter in fields(ours):
+        mine, more = getattr(ours, counter.name), getattr(theirs, counter.name)
+        if counter.type in ("int", "float"):
+            setattr(ours, counter.name, mine + more)
+        elif isinstance(mine, dict):
+            for name, count in more.items():
+                mine[name] = mine.get(name, 0) + count
 
 
 def speed_up(baseline: GenerationStats, ours: GenerationStats) -> float:

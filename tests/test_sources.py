@@ -16,7 +16,7 @@ from racer_local.bench.data import FILES, in_turns, read_folder
 server, home = local_server.server, local_server.home
 
 SPEC = b"".join(
-    json.dumps({"question_id": i, "category": "qa", "turns": [f"q{i}"], "reference": []}).encode() + b"\n"
+    json.dumps({"question_id": i, "category": "qa", "turns": [f"q\u2028{i}"]}, ensure_ascii=False).encode() + b"\n"
     for i in range(3)
 )
 TASK = {"task_id": "HumanEval/0", "prompt": "def f():\n", "canonical_solution": "", "test": "t", "entry_point": "f"}

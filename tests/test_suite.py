@@ -392,6 +392,18 @@ def test_a_terminated_suite_leaves_no_server_behind(tiny_path, fake_server, fold
             assert asked.connect_ex(("127.0.0.1", int(port))), "nobody listens any more"
 
 
+def test_a_server_that_is_interrupted_while_it_loads_is_ended(tiny, fake_server, monkeypatch):
+    def interrupted(seconds):
+        raise KeyboardInterrupt
+
+    started, popen = [], subprocess.Popen
+    monkeypatch.setattr(peers, "sleep", interrupted)
+    monkeypatch.setattr(peers.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1])
+    with pytest.raises(KeyboardInterrupt):
+        peers.ServerPeer(fake_server, tiny, ModelConfig(), EXACT, 256, "none")
+    assert started[0].poll() is not None
+
+
 def test_a_server_that_ends_says_why(tiny, fake_server):
     with pytest.raises(ModelError, match="ended before it was ready; it said: error: no such model"):
         peers.ServerPeer(fake_server, tiny, ModelConfig(), EXACT, 256, "broken")

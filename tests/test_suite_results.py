@@ -129,6 +129,7 @@ def test_a_turn_that_failed_takes_its_question_out_and_first_differences_are_cou
 
 def test_a_record_comes_back_as_it_was_written(tmp_path):
     suite = suite_of(differs=2, passed=False)
+    suite.records[0].turns[0]["racer"].error = "a line\u2028and\x85another"  # no ends of lines in JSON
     found = read(write(tmp_path / "a.jsonl", suite))
     assert found == suite
 

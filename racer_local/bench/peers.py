@@ -96,6 +96,13 @@ class ServerPeer:
         self._start()
 
     def _start(self) -> None:
+        try:
+            self._wait_for_start()
+        except BaseException:  # an interruption too leaves nothing behind
+            self.close()
+            raise
+
+    def _wait_for_start(self) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
@@ -117,7 +124,6 @@ class ServerPeer:
                     connection.request("GET", "/health")
                     if connection.getresponse().status == 200:
                         return
-        self.close()
         raise ModelError(f"{self._command[0]} was not ready after {PATIENCE_S:.0f} seconds")
 
     def _connection(self) -> http.client.HTTPConnection:
@@ -137,14 +143,19 @@ class ServerPeer:
             **{name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")},
         }
         started = perf_counter()
-        with closing(self._connection()) as connection:
-            connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            said = response.read()
+        try:
+            with closing(self._connection()) as connection:
+                connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
+                response = connection.getresponse()
+                said = response.read()
+        except http.client.HTTPException as error:
+            raise ModelError(f"{SERVER} broke off its answer ({error!r})") from error
         seconds = perf_counter() - started
         if response.status != 200:
             raise ModelError(f"{SERVER} answered {response.status}: {said.decode('utf-8', 'replace')}")
         told = json.loads(said)
+        if not {"tokens", "timings"} <= told.keys():
+            raise ModelError(f"{SERVER} tells no tokens or timings; take a newer one")
         stats, timings = answer.stats, told["timings"]
         answer.token_ids = [token for token in told["tokens"] if token not in self._model.end_tokens]
         stats.emitted = int(timings["predicted_n"])
@@ -182,5 +193,5 @@ def spec_types(program: Path) -> list[str]:
         raise ConfigError(f"{program} can't be run ({error}); name llama.cpp's llama-server") from error
     found = re.search(r"--spec-type\s+(\S+)", asked.stdout)
     if not found:
-        raise ConfigError(f"{program} knows no --spec-type; name a llama-server of 2026 or later")
+        raise ConfigError(f"{program} knows no --spec-type; name a newer llama-server")
     return ["none", *(name for name in found[1].split(",") if name.startswith("ngram"))]

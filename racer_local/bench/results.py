@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from racer_local.bench.data import MIN_CATEGORY, MIN_SPEEDUP
 from racer_local.cost import VerifyCost
 from racer_local.errors import ConfigError
+from racer_local.stats import GenerationStats, add_counters
 
 if TYPE_CHECKING:  # reading results needs no model
     from racer_local.session import Answer
@@ -78,17 +79,18 @@ class Counts:
             differs=_first_difference(answer.token_ids, plain.token_ids),
         )
 
-    def add(self, other: Counts) -> None:
-        """Numbers and numbers by name; of the rest the first that says something."""
-        for counter in fields(self):
-            ours, theirs = getattr(self, counter.name), getattr(other, counter.name)
-            if isinstance(ours, dict):
-                for name, count in theirs.items():
-                    ours[name] = ours.get(name, 0) + count
-            elif counter.type in ("int", "float"):
-                setattr(self, counter.name, ours + theirs)
-            else:
-                setattr(self, counter.name, theirs if ours is None or ours == "" else ours)
+    @classmethod
+    def sum(cls, counts: Iterable[Counts]) -> Counts:
+        """What is counted of all of them."""
+        total = cls()
+        for one in counts:
+            add_counters(total, one)
+        return total
+
+    @property
+    def stats(self) -> GenerationStats:
+        """For its ratios."""
+        return GenerationStats(emitted=self.tokens, steps=self.steps, drafted=self.drafted, accepted=self.accepted)
 
 
 @dataclass
@@ -110,10 +112,7 @@ class Record:
         counts = [turn[way] for turn in self.turns if way in turn]
         if not counts or any(one.error for one in counts):
             return None
-        total = Counts()
-        for one in counts:
-            total.add(one)
-        return total
+        return Counts.sum(counts)
 
     def line(self) -> str:
         slim = [{way: _without_defaults(counts) for way, counts in turn.items()} for turn in self.turns]
@@ -182,11 +181,7 @@ class View:
 
     def sums(self, category: str, way: str) -> Counts:
         """All that a way took."""
-        total = Counts()
-        for one in (record.sums(way) for record in self.of(category)):
-            if one:
-                total.add(one)
-        return total
+        return Counts.sum(one for record in self.of(category) if (one := record.sums(way)))
 
     def answers(self, category: str, way: str) -> list[Counts]:
         """Those that did not fail, turn by turn."""
@@ -277,7 +272,7 @@ def parse(path: Path) -> tuple[Results, int]:
         raise ConfigError(f"{path} can't be read: {error.strerror}") from error
     whole = raw[: raw.rfind(b"\n") + 1]
     try:
-        first, *others = whole.decode("utf-8").splitlines() or [""]
+        first, *others = whole.decode("utf-8").removesuffix("\n").split("\n")
         header = json.loads(first)
         if header["racer_local_suite"] != FORMAT:
             raise ValueError(f"format {header['racer_local_suite']}, not {FORMAT}")
@@ -294,10 +289,7 @@ def ratio_of(rates: Iterable[tuple[float, float, float, float] | None]) -> Sprea
     known = np.array([rate for rate in rates if rate], float).reshape(-1, 4)
     if not len(known) or not known.sum(0).all():
         return NOTHING
-    chosen = np.random.default_rng(SEED).integers(len(known), size=(RESAMPLES, len(known)))
-    sums = known[chosen].sum(1)
-    sums = sums[sums.all(1)]
-    low, high = np.quantile(_ratio(sums), (LOW, HIGH))
+    low, high = np.quantile(_ratio(_resampled(known)), (LOW, HIGH))
     return Spread(float(_ratio(known.sum(0))), float(low), float(high))
 
 
@@ -336,9 +328,7 @@ def _change(temperature: float, category: str, way: str, pairs: Sequence[tuple[R
     known = np.array([[*old, *new] for old, new in rates if old and new], float).reshape(-1, 8)
     if not len(known):
         return Change(temperature, category, way, 0.0, 0.0, NOTHING, 0)
-    chosen = np.random.default_rng(SEED).integers(len(known), size=(RESAMPLES, len(known)))
-    sums = known[chosen].sum(1)
-    sums = sums[sums.all(1)]
+    sums = _resampled(known)
     low, high = np.quantile(_ratio(sums[:, 4:]) / _ratio(sums[:, :4]), (LOW, HIGH))
     first, second = (float(_ratio(part)) for part in (known.sum(0)[:4], known.sum(0)[4:]))
     return Change(
@@ -362,13 +352,13 @@ def gate(results: Results, way: str, min_speedup: float = MIN_SPEEDUP, min_categ
 
 
 def mat(counts: Counts) -> float:
-    """Tokens emitted per forward behind the prompt."""
-    return counts.tokens / counts.steps if counts.steps else float("nan")
+    """MAT; not a number where a peer does not tell its steps."""
+    return counts.stats.mean_accepted_tokens if counts.steps else float("nan")
 
 
 def mean_nodes(counts: Counts) -> float:
-    """Of a step's tree, root counted."""
-    return 1 + counts.drafted / counts.steps if counts.steps else float("nan")
+    """Nodes of a step's tree; not a number where a peer does not tell."""
+    return counts.stats.mean_nodes if counts.steps else float("nan")
 
 
 def gained(speed_up: float, ceiling: float) -> float:
@@ -383,6 +373,13 @@ def _rates(record: Record, way: str, prompt: bool) -> tuple[float, float, float,
     if prompt:
         return plain.seconds, plain.tokens, ours.seconds, ours.tokens
     return plain.timed_seconds, plain.timed_tokens, ours.timed_seconds, ours.timed_tokens
+
+
+def _resampled(known: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[RESAMPLES, columns] sums over as many questions, drawn anew each time; without those that can't be divided."""
+    chosen = np.random.default_rng(SEED).integers(len(known), size=(RESAMPLES, len(known)))
+    sums = known[chosen].sum(1)
+    return np.asarray(sums[sums.all(1)])
 
 
 def _ratio(sums: NDArray[np.float64]) -> NDArray[np.float64]:

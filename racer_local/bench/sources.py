@@ -26,13 +26,13 @@ class Source(NamedTuple):
 
 
 def _spec_bench(raw: bytes) -> Iterator[dict[str, Any]]:
-    for line in raw.decode("utf-8").splitlines():
+    for line in raw.decode("utf-8").removesuffix("\n").split("\n"):
         question = json.loads(line)
         yield {name: question[name] for name in ("question_id", "category", "turns")}
 
 
 def _human_eval(raw: bytes) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(gzip.decompress(raw).decode("utf-8").splitlines()):
+    for number, line in enumerate(gzip.decompress(raw).decode("utf-8").removesuffix("\n").split("\n")):
         task = json.loads(line)
         tested = {name: task[name] for name in ("prompt", "test", "entry_point")}
         yield {"question_id": number, "category": "coding", "turns": [INSTRUCTION + task["prompt"]], **tested}

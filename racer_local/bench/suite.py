@@ -103,6 +103,10 @@ class Plan:
         draft = parse_draft(name, self.corpora)
         return replace(draft, exact=True) if self.exact else draft
 
+    def in_force(self, model: Model, context: ContextConfig) -> ContextConfig:
+        """What contexts are opened with, as a Session does: exact settings choose what was left open."""
+        return context.for_exact() if self.exact and not model.offloads else context
+
     def check(self) -> None:
         """Raises ConfigError, CorpusError before anything takes long."""
         for name in self.sessions:
@@ -160,7 +164,7 @@ def opened(plan: Plan, model: Model, config: ModelConfig, context: ContextConfig
             name: stack.enter_context(Session(model, context, draft)) for name, draft in configs.items()
         }
         n_ctx = ways[PLAIN].target.n_ctx
-        theirs = context.for_exact() if plan.exact and not model.offloads else context
+        theirs = plan.in_force(model, context)
         if not model.offloads:
             copies = 2 * plan.peers + len(plan.kinds)
             size = copies * model.memory_bytes(n_ctx, theirs.kv_type)
@@ -184,6 +188,7 @@ def opened(plan: Plan, model: Model, config: ModelConfig, context: ContextConfig
 
 def header(plan: Plan, model: Model, context: ContextConfig, ways: dict[str, Any], questions: int) -> dict[str, Any]:
     """What the figures were measured on and with, and T(n) / T(1) as it is at the start."""
+    opened_with = plan.in_force(model, context)
     curves = [way.cost for way in ways.values() if isinstance(way, Session) and way.cost]
     return {
         "racer_local_suite": FORMAT,
@@ -197,8 +202,8 @@ def header(plan: Plan, model: Model, context: ContextConfig, ways: dict[str, Any
         "settings": {
             "threads": context.n_threads,
             "n_ctx": ways[PLAIN].target.n_ctx,
-            "flash_attn": context.flashes(model.offloads) or plan.exact,
-            "kv_type": context.kv_type,
+            "flash_attn": opened_with.flashes(model.offloads),
+            "kv_type": opened_with.kv_type,
             "max_tokens": plan.max_tokens,
             "exact": plan.exact,
             "rarely": plan.rarely,

@@ -144,7 +144,7 @@ def run_suite(args: argparse.Namespace) -> int:
 
     plan = suite.Plan(
         drafts=_names(args.draft) or tuple(d for d in suite.DRAFTS if args.corpus or ways.CORPUS not in d),
-        temperatures=tuple(args.temperature),
+        temperatures=tuple(dict.fromkeys(args.temperature)),
         repeats=args.repeats,
         max_tokens=args.max_tokens,
         exact=args.exact,
